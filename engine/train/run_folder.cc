@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
@@ -17,7 +19,9 @@
 #include "engine/base/atomic_folder.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/config/print.h"
+#include "engine/train/run_manifest.h"
 #include "engine/zero/rank_numbers.h"
 #include "nlohmann/json.hpp"
 
@@ -51,17 +55,35 @@ absl::Status CheckKeepsItsStart(const std::string& out_dir,
                    "replace it; choose another folder"));
 }
 
-// Now, not when the weights are written. An earlier final/ goes only when the
-// new one is complete.
-absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes) {
+// Now, not when the last of them is written. An earlier final/ goes only when
+// the new one is complete. `checkpoints`: how many there will be at once.
+absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes,
+                       int64_t checkpoints, int64_t checkpoint_bytes) {
   const int64_t free = FreeDiskBytes(out_dir);
-  if (free < 0 || weight_bytes <= free) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the weights take ", HumanBytes(static_cast<double>(weight_bytes)),
-      " and the disk of ", out_dir, " has ",
-      HumanBytes(static_cast<double>(free)),
-      " free; make room, choose another folder, or set "
-      "training.save_final=false"));
+  // As a double: keep_last may be any number.
+  const double needed =
+      static_cast<double>(weight_bytes) +
+      static_cast<double>(checkpoints) * static_cast<double>(checkpoint_bytes);
+  if (free < 0 || needed <= static_cast<double>(free)) return absl::OkStatus();
+  std::vector<std::string> what, remedies;
+  if (checkpoints > 0) {
+    what.push_back(absl::StrCat(
+        Counted(checkpoints, "checkpoint"), " of ",
+        HumanBytes(static_cast<double>(checkpoint_bytes)),
+        " that will be there at once (training.keep_last, and one that is "
+        "being written)"));
+    remedies.push_back("lower training.keep_last");
+  }
+  if (weight_bytes > 0) {
+    what.insert(what.begin(), "the weights");
+    remedies.push_back("set training.save_final=false");
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat(absl::StrJoin(what, " and "), " take ", HumanBytes(needed),
+                   " and the disk of ", out_dir, " has ",
+                   HumanBytes(static_cast<double>(free)),
+                   " free; make room, choose another folder, or ",
+                   absl::StrJoin(remedies, ", or ")));
 }
 
 // A file by which the other ranks recognize the folder, for a moment.
@@ -102,6 +124,16 @@ bool FinalIsInterrupted(const std::string& out_dir) {
 
 }  // namespace
 
+int64_t CheckpointsAtOnce(const TrainingConfig& training) {
+  if (!training.saves()) return 0;
+  const bool by_steps = training.save_every > 0 &&
+                        training.save_every_minutes == 0 && training.steps > 0;
+  const int64_t saves = by_steps
+                            ? (training.steps - 1) / training.save_every + 1
+                            : std::numeric_limits<int64_t>::max();
+  return std::min(saves, training.keep_last + 1);
+}
+
 absl::Status RunFolder::Prepare() {
   const std::string& out_dir = training().out_dir;
   ZERO_RETURN_IF_ERROR(CheckHoldsNoModel(out_dir));
@@ -118,12 +150,16 @@ absl::Status RunFolder::Prepare() {
   if (training().save_final) {
     ZERO_RETURN_IF_ERROR(
         CheckKeepsItsStart(out_dir, session_->config().model.from_pretrained));
-    ZERO_RETURN_IF_ERROR(CheckRoom(
-        out_dir, session_->model().NumParameters() *
-                     static_cast<int64_t>(
-                         DTypeBytes(session_->config().param_dtype()))));
   }
-  return absl::OkStatus();
+  const int64_t weight_bytes =
+      session_->model().NumParameters() *
+      static_cast<int64_t>(DTypeBytes(session_->config().param_dtype()));
+  const auto present = static_cast<int64_t>(
+      ListCheckpoints(CheckpointsFolder(session_->config())).size());
+  return CheckRoom(
+      out_dir, training().save_final ? weight_bytes : 0,
+      std::max<int64_t>(CheckpointsAtOnce(training()) - present, 0),
+      session_->executor().states().KeptBytes());
 }
 
 absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(

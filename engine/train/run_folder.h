@@ -17,13 +17,19 @@
 
 namespace zero {
 
+// How many checkpoints a run has at once: training.keep_last, and the one that
+// is being written. Those that stay for good (keep_last 0, keep_every) are not
+// counted: their number depends on when the run is stopped.
+int64_t CheckpointsAtOnce(const TrainingConfig& training);
+
 class RunFolder {
  public:
   // Rank 0 locks the folder and removes stale files of a crash. The other ranks
   // touch nothing. Weights are those of `session`, saved with `tokenizer`
   // (null: none). All of these must outlive the folder.
   // Errors: FailedPrecondition if another run is writing there or it holds a
-  //         model; ResourceExhausted if the weights do not fit; FileError.
+  //         model; ResourceExhausted if the disk has no room for the weights
+  //         and CheckpointsAtOnce; FileError.
   static absl::StatusOr<std::unique_ptr<RunFolder>> Open(
       Session& session, const ModelTools& tools, const Tokenizer* tokenizer,
       Console* console);

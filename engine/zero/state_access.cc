@@ -67,6 +67,16 @@ std::vector<StateAccess::KeptPiece> StateAccess::KeptPieces() const {
                       plan_->replicate.size);
 }
 
+int64_t StateAccess::KeptBytes() const {
+  int64_t bytes = 0;
+  for (const SegmentRef& ref : states_->segments()) {
+    for (const auto& state : states_->kept(ref)) {
+      bytes += plan_->segment(ref).elems * DTypeBytes(state.dtype);
+    }
+  }
+  return bytes;
+}
+
 std::vector<StateAccess::KeptPiece> StateAccess::PartOfPieces(int part,
                                                               int parts) const {
   std::vector<KeptPiece> pieces;

@@ -78,6 +78,9 @@ class StateAccess {
     Tensor values, rest;  // as StateRun's
   };
   std::vector<KeptPiece> KeptPieces() const;
+  // Bytes of what all ranks keep: of a checkpoint. REQUIRES: params() or, with
+  // a parameter server, rank 0.
+  int64_t KeptBytes() const;
   // The same, or `pieces` that are copies, cut into runs of named parameters of
   // at most ModelStates::kPieceElems.
   struct KeptRun {

@@ -1486,6 +1486,33 @@ class CliTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(json.loads(result.stdout.splitlines()[-1])["steps"], 1)
 
+    def test_checkpoints_that_the_disk_has_no_room_for_are_refused_at_once(self):
+        saves = ("--set", "training.steps=4", "training.save_every=1",
+                 "training.save_final=false")
+        self.ok("train", "config.json", *saves)
+        folder = self.path("run/checkpoints/step-00000004")
+        one = sum(entry.stat().st_size for entry in os.scandir(folder))
+        small = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=%d tmpfs "
+                 "small && exec $0 $*" % (5 * one // 2 + (64 << 10)), ZERO,
+                 "train", "config.json", *saves, "training.out_dir=small/run"]
+        os.mkdir(self.path("small"))
+        if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs",
+                           "small"], cwd=self.folder,
+                          capture_output=True).returncode:
+            self.skipTest("no small disk can be made here")
+        for keep, refused in ((2, True), (1, False)):
+            result = subprocess.run(
+                [*small, "training.keep_last=%d" % keep], cwd=self.folder,
+                capture_output=True, text=True, timeout=120)
+            self.assertEqual(result.returncode, 1 if refused else 0,
+                             result.stderr)
+            self.assertEqual("no checkpoint at" in result.stdout, False)
+            if refused:
+                self.assertRegex(result.stderr, "zero: training.out_dir: 3 "
+                                 "checkpoints of .* that will be there at once "
+                                 ".* take .* and the disk of small/run has .* "
+                                 "free; .* lower training.keep_last\n$")
+
     def test_a_folder_of_weights_is_no_runs(self):
         self.train("run")
         before = self.read_json("run/final/config.json")

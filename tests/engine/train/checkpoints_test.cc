@@ -239,6 +239,23 @@ TEST_F(CheckpointsTest, TheNextOneWaitsForTheOneBefore) {
 }
 
 // Rank 0's clock decides, and all ranks learn of it before the same step.
+TEST(CheckpointsAtOnceTest, AreThoseOfKeepLastAndTheOneBeingWritten) {
+  TrainingConfig training;
+  training.steps = 100;
+  EXPECT_EQ(CheckpointsAtOnce(training), 0);
+  training.save_every = 10;
+  EXPECT_EQ(CheckpointsAtOnce(training), 3);
+  training.save_every = 60;  // and one at the end
+  EXPECT_EQ(CheckpointsAtOnce(training), 2);
+  training.save_every = 100;
+  EXPECT_EQ(CheckpointsAtOnce(training), 1);
+  training.save_every_minutes = 5;
+  EXPECT_EQ(CheckpointsAtOnce(training), 3);
+  // A run that keeps all of them may be stopped at any step.
+  training.keep_last = 0;
+  EXPECT_EQ(CheckpointsAtOnce(training), 1);
+}
+
 TEST_F(CheckpointsTest, MinutesThatHavePassedAreACheckpointOnAllRanks) {
   const Outcome outcome =
       Train({.overrides = {"training.save_every=0",
