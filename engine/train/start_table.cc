@@ -330,17 +330,20 @@ void PrintNotes(const LoadedConfig& loaded, const Session& session,
 
 void PrintStart(const LoadedConfig& loaded, const RunReport& report,
                 const RunData& data, const Sampler& sampler,
-                int64_t num_eval_targets, const LrScaling& scaling,
-                Console* console) {
+                int64_t num_eval_targets, int64_t resumed_step,
+                const LrScaling& scaling, Console* console) {
   const Session& session = report.session();
   const Config& config = session.config();
   const Rank& rank = session.rank();
   const std::string& pretrained = config.model.from_pretrained;
   std::vector<Row> rows = {
       {"model", ModelText(session)},
-      {"weights", pretrained.empty()
-                      ? absl::StrCat("random, seed ", config.training.seed)
-                      : "from " + pretrained},
+      {"weights",
+       resumed_step > 0
+           ? absl::StrCat("from the checkpoint of step ", resumed_step)
+       : pretrained.empty()
+           ? absl::StrCat("random, seed ", config.training.seed)
+           : "from " + pretrained},
       {"device", DeviceText(*rank.device)},
       {"precision", PrecisionText(config, rank.world())},
       {"recompute", RecomputeName(config.recompute())}};

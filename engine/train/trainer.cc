@@ -137,7 +137,7 @@ absl::Status Trainer::PlanSteps() {
 absl::StatusOr<RunSummary> Trainer::Run() {
   PrintStart(loaded_, *report_, *data_, loader_->sampler(),
              eval_loader_ == nullptr ? 0 : eval_loader_->num_targets(),
-             scaling_, console_);
+             record_.step, scaling_, console_);
   report_->PrintDeviceNotes();
   absl::Status status = CatchForAll([this]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(TakeSteps());
