@@ -124,6 +124,11 @@ bool IsIn(const std::string& path, const std::string& folder) {
   return std::filesystem::equivalent(FolderOf(path), folder, error);
 }
 
+// Of two folders of checkpoints: steps above 10^8 have more digits.
+bool IsOlder(const std::string& path, const std::string& than) {
+  return std::make_pair(path.size(), path) < std::make_pair(than.size(), than);
+}
+
 constexpr char kRemedy[] =
     "; set it back, or resume anyway with training.resume_changed=true";
 // If the two have different states.
@@ -160,6 +165,9 @@ class Resumption {
   absl::StatusOr<StateAccess::ReadNextFn> OpenStates(
       const CheckpointReader& reader,
       const std::vector<StateAccess::KeptRange>& wanted) const;
+  // For "auto": that the run of the folder has not come to its end without a
+  // checkpoint of it, which would repeat what is done.
+  absl::Status CheckUnfinished(const std::vector<std::string>& present) const;
   absl::Status BesideAnother() const;
   absl::Status MoveAway() const;
   // Newer ones are renamed: this run repeats their steps.
@@ -179,6 +187,33 @@ class Resumption {
 constexpr char kHowToContinue[] =
     "to continue from one of them, give --resume and its path, and another "
     "training.out_dir";
+
+absl::Status Resumption::CheckUnfinished(
+    const std::vector<std::string>& present) const {
+  const std::string& out_dir = training().out_dir;
+  const auto text = ReadFile(out_dir + "/summary.json");
+  const Json summary = Json::parse(text.ok() ? *text : "", /*cb=*/nullptr,
+                                   /*allow_exceptions=*/false);
+  const std::string last = CheckpointFolder(folder_, total_steps_);
+  const bool finished = summary.is_object() && !summary.contains("error") &&
+                        !summary.contains("checkpoint_error") &&
+                        summary.value("steps", int64_t{0}) >= total_steps_;
+  if (!finished || (!present.empty() && !IsOlder(present.back(), last))) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the run in ", out_dir,
+      " is finished (summary.json: ", summary["steps"].get<int64_t>(),
+      " steps) and has no checkpoint of its "
+      "end; ",
+      present.empty()
+          ? "leave out --resume to repeat it"
+          : absl::StrCat("raise training.steps to continue from ",
+                         present.back(),
+                         ", give --resume latest to repeat what follows it"),
+      ", or start another run from its weights: --model ", out_dir,
+      "/final and another training.out_dir"));
+}
 
 absl::Status Resumption::BesideAnother() const {
   return absl::FailedPreconditionError(absl::StrCat(
@@ -232,6 +267,7 @@ absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
     }
     return Choice{resume, std::move(reader)};
   }
+  if (resume == "auto") ZERO_RETURN_IF_ERROR(CheckUnfinished(present));
   if (resume == "auto" && present.empty()) {
     const std::string aside = folder_ + ".previous";
     if (PathExists(aside)) {
@@ -367,10 +403,7 @@ absl::StatusOr<StateAccess::ReadNextFn> Resumption::OpenStates(
 absl::Status Resumption::SetAside(int64_t later_than) const {
   const std::string last = CheckpointFolder(folder_, later_than);
   for (const std::string& path : ListCheckpoints(folder_)) {
-    if (std::make_pair(path.size(), path) <=
-        std::make_pair(last.size(), last)) {
-      continue;
-    }
+    if (path == last || IsOlder(path, last)) continue;
     ZERO_RETURN_IF_ERROR(Rename(path, FreeName(path + ".abandoned")));
   }
   return WriteLatest(folder_, later_than);

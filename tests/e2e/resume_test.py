@@ -97,11 +97,46 @@ class ResumeTest(RunsTest):
         how = "continue from one of them, give --resume and its path"
         text = self.train("run", *short)
         self.assertIn("are run/checkpoints.previous now: to " + how, text)
-        text = self.train("run", *short, "--resume", "auto")
+        text = self.train("run", *short, "training.steps=4", "--resume", "auto")
         self.assertIn("run/checkpoints.previous has those of an earlier run: "
                       "to " + how, text)
         newest = max(self.listing("run", "checkpoints.previous"))
         self.train("other", "--resume", "run/checkpoints.previous/" + newest)
+
+    def test_a_finished_run_is_not_repeated_by_the_command_that_continues_it(self):
+        ends = ["--set", "training.save_every=0", "training.steps=12",
+                "training.eval_every=0", "training.save_final=true"]
+        # A signal's checkpoint, and none of the end.
+        run = self.start("run", *ends, "training.steps=1000000")
+        self.wait_for_steps(run, "run", 7)
+        run.send_signal(signal.SIGINT)
+        run.communicate()
+        at = self.summary("run")["steps"]
+        newest = "run/checkpoints/step-%08d" % at
+        ends[2] = "training.steps=%d" % (at + 2)
+        text = self.train("run", *ends, "--resume", "auto")
+        self.assertRegex(text, r"weights +from the checkpoint of step %d\n" % at)
+        self.assertNotIn("random", text)
+        done = self.hash_of("run")
+        again = self.start("run", *ends, "--resume", "auto")
+        _, stderr = again.communicate()
+        self.assertEqual(again.returncode, 1)
+        self.assertIn(
+            "training.resume: the run in run is finished (summary.json: %d "
+            "steps) and has no checkpoint of its end; raise training.steps to "
+            "continue from %s, give --resume latest to repeat what follows it, "
+            "or start another run from its weights: --model run/final and "
+            "another training.out_dir" % (at + 2, newest), stderr)
+        self.assertEqual(self.hash_of("run"), done)
+        self.train("run", *ends, "--resume", "latest")
+        self.assertEqual(self.hash_of("run"), done)
+        # Without any checkpoint.
+        self.train("short", *ends, "training.steps=2")
+        again = self.start("short", *ends, "training.steps=2", "--resume", "auto")
+        self.assertIn("leave out --resume to repeat it, or start another run",
+                      again.communicate()[1])
+        text = self.train("short", *ends, "training.steps=3", "--resume", "auto")
+        self.assertRegex(text, r"weights +random, seed")
 
     def test_a_run_whose_time_is_over_says_that_it_wants_to_go_on(self):
         run = self.start("run", "--set", "training.max_minutes=0.1", "--set",

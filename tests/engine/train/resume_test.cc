@@ -257,7 +257,7 @@ TEST_F(ResumeTest, DelayedUpdatesGoOnWithTheParametersOfTheUpdateBefore) {
     sooner.overrides.back() = path + "delayed_update.warmup_steps=2";
     if (world == 1) {
       EXPECT_THAT(
-          ErrorOf(sooner, "auto"),
+          ErrorOf(sooner, "latest"),
           testing::HasSubstr("delayed_update.warmup_steps was 4, now 2"));
     }
   }
