@@ -850,8 +850,7 @@ std::vector<KeySpec> UsedKeys() {
           FIELD(zero_optimization.optimizer_nvme_path),
           "Folder for device nvme, on a fast local disk: a file for each rank, "
           "removed when the run ends. It is made if only the last folder of "
-          "the "
-          "path is missing.",
+          "the path is missing.",
           MayBeUnset,
           Unread(
               IF(c.zero_optimization.offload_optimizer != OffloadDevice::kNvme),
