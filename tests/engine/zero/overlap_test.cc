@@ -1,10 +1,11 @@
-// Communication overlaps with computation: tested not by the clock, but by
-// holding every collective back until the last computation that the schedule
-// puts before the wait for its result is done. If the executor waited any
-// earlier, the two would deadlock.
+// Communication, copies, files and the host's work overlap with computation:
+// tested not by the clock, but by holding each back until the last computation
+// that the schedule puts before the wait for its result is done. If the
+// executor waited any earlier, the two would deadlock.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/engine/zero/job_testing.h"
+#include "tests/support/temp_dir.h"
 
 namespace zero {
 namespace {
@@ -241,22 +243,38 @@ TEST(OverlapTest, WithoutItNothingRunsUnderCompute) {
 
 using Time = std::chrono::steady_clock::time_point;
 
+// On streams that copy, compute on the host, or use files.
+bool IsOffload(StreamRole role) { return role >= StreamRole::kUp; }
+
 // When the actions of a rank ran: computations by the clock's hook, collectives
-// by marks on their streams.
+// by marks on their streams, offload as a trace has it.
 class Recording {
  public:
   struct Span {
     Time begin, end;
   };
 
-  explicit Recording(size_t size) : spans_(size) {}
-
-  void Hook(bool done) {
-    if (!done) {
-      current_ = next_++;
-      Begin(current_);
+  Recording(const std::vector<Action>& list, int steps)
+      : spans_(steps * list.size()) {
+    for (size_t k = 0; k < spans_.size(); ++k) {
+      const StreamRole role = list[k % list.size()].stream;
+      if (IsOffload(role)) offloads_[role].push_back(k);
     }
+  }
+
+  // To be called in the hooks of a clock.
+  void Hook(const Action& action, bool done) {
+    if (!done) current_ = next_++;
+    if (IsOffload(action.stream)) return;
+    if (!done) Begin(current_);
     if (done && !moved_.contains(current_)) End(current_);
+  }
+  void AddTime(const Action& action, Time begin, Time end) {
+    if (!IsOffload(action.stream)) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const size_t n = num_offloads_[action.stream]++;
+    ASSERT_LT(n, offloads_[action.stream].size());
+    spans_[offloads_[action.stream][n]] = {begin, end};
   }
   // Called while an action launches `collective`.
   void Run(Communicator& inner, Stream& stream, Collective collective) {
@@ -271,6 +289,8 @@ class Recording {
       End(action);
     });
   }
+  // The action that is launched next.
+  int64_t next() const { return static_cast<int64_t>(next_); }
   const std::vector<Span>& spans() const { return spans_; }
 
  private:
@@ -285,6 +305,8 @@ class Recording {
 
   std::mutex mutex_;
   std::vector<Span> spans_;
+  std::map<StreamRole, std::vector<size_t>> offloads_;  // actions in order
+  std::map<StreamRole, size_t> num_offloads_;           // done
   // Used only by the rank's thread.
   size_t next_ = 0, current_ = 0;
   std::set<size_t> moved_;  // actions with collectives
@@ -302,6 +324,22 @@ class Recorded final : public CommunicatorWrapper {
   Recording* const recording_;
 };
 
+// The actions that action k of repeated steps waits for: by its list, and the
+// one before it on its stream.
+std::vector<int64_t> Predecessors(const std::vector<Action>& list, int64_t k) {
+  const auto size = static_cast<int64_t>(list.size());
+  const Action& action = list[k % size];
+  std::vector<int64_t> before;
+  for (const int wait : action.waits) before.push_back(k / size * size + wait);
+  for (int64_t i = k - 1; i >= 0 && i > k - size; --i) {
+    if (list[i % size].stream != action.stream) continue;
+    before.push_back(i);
+    break;
+  }
+  std::erase_if(before, [](int64_t i) { return i < 0; });  // before the run
+  return before;
+}
+
 // Replays steps of a list on a fake clock with the measured durations: an
 // action begins when its dependencies and its predecessor on its stream have
 // ended. The executor must have begun it after both; holding collectives back
@@ -310,25 +348,20 @@ class Recorded final : public CommunicatorWrapper {
 void ExpectReplayed(const Plan& plan, const std::vector<Action>& list,
                     const std::vector<Recording::Span>& measured,
                     bool overlap) {
-  const auto size = static_cast<int64_t>(list.size());
+  const size_t size = list.size();
   const Time start = measured[0].begin;
   std::vector<Time> ends;
   Time last_end = start, one_by_one = start;
-  std::map<StreamRole, int64_t> last;
-  for (int64_t k = 0; k < static_cast<int64_t>(measured.size()); ++k) {
+  for (size_t k = 0; k < measured.size(); ++k) {
     const Action& action = list[k % size];
-    std::vector<int64_t> before;
-    for (int wait : action.waits) before.push_back(k / size * size + wait);
-    const auto [at, first] = last.emplace(action.stream, k);
-    if (!first) before.push_back(std::exchange(at->second, k));
     Time begin = start;
-    for (int64_t i : before) {
-      if (i < 0) continue;  // of a step before the first
+    for (const int64_t i : Predecessors(list, static_cast<int64_t>(k))) {
       begin = std::max(begin, ends[i]);
       EXPECT_LE(measured[i].end, measured[k].begin)
           << ActionName(list[i % size], plan) << " before "
           << ActionName(action, plan);
     }
+    EXPECT_LE(measured[k].begin, measured[k].end) << ActionName(action, plan);
     const auto duration = measured[k].end - measured[k].begin;
     ends.push_back(begin + duration);
     last_end = std::max(last_end, ends.back());
@@ -339,6 +372,39 @@ void ExpectReplayed(const Plan& plan, const std::vector<Action>& list,
   } else {
     EXPECT_EQ(last_end, one_by_one);
   }
+}
+
+// Called on a rank's thread before and after it launches action k of a run.
+using LaunchFn = std::function<void(int rank, int64_t k, bool done)>;
+
+// Trains, and returns the times of all ranks.
+std::vector<std::unique_ptr<Recording>> Record(
+    Job job, const std::vector<Action>& list, const LaunchFn& launch = nullptr,
+    const MakeDeviceFn& make_device = OneThread) {
+  std::vector<std::unique_ptr<Recording>> recordings;
+  for (int rank = 0; rank < job.world; ++rank) {
+    recordings.push_back(std::make_unique<Recording>(list, job.steps));
+  }
+  job.wrap = [&](int rank, const std::string& channel,
+                 auto end) -> std::unique_ptr<Communicator> {
+    if (channel != "gather" && channel != "reduce") return end;
+    return std::make_unique<Recorded>(std::move(end), recordings[rank].get());
+  };
+  job.prepare = [&](const Rank& rank, Rig& rig) {
+    Recording* const recording = recordings[rank.rank()].get();
+    rig->clock().set_hook([&launch, recording, rank = rank.rank()](
+                              const Action& action, bool done) {
+      if (done) recording->Hook(action, done);
+      if (launch) launch(rank, recording->next() - done, done);
+      if (!done) recording->Hook(action, done);
+    });
+    rig->clock().set_time_hook(
+        [recording](const Action& action, bool, Time begin, Time end) {
+          recording->AddTime(action, begin, end);
+        });
+  };
+  Train(job, make_device);
+  return recordings;
 }
 
 TEST(OverlapTest, TheListReplayedOnAFakeClockIsWhatWasMeasured) {
@@ -355,27 +421,187 @@ TEST(OverlapTest, TheListReplayedOnAFakeClockIsWhatWasMeasured) {
       job.options.plan.gather_bucket_elems = 1;
       const Plan plan = PlanOf(job);
       const std::vector<Action> list = ScheduleOf(job, plan);
-      std::vector<std::unique_ptr<Recording>> recordings;
-      for (int rank = 0; rank < job.world; ++rank) {
-        recordings.push_back(
-            std::make_unique<Recording>(job.steps * list.size()));
-      }
-      job.wrap = [&](int rank, const std::string& channel,
-                     auto end) -> std::unique_ptr<Communicator> {
-        if (channel != "gather" && channel != "reduce") return end;
-        return std::make_unique<Recorded>(std::move(end),
-                                          recordings[rank].get());
-      };
-      job.prepare = [&](const Rank& rank, Rig& rig) {
-        rig->clock().set_hook(
-            [recording = recordings[rank.rank()].get()](
-                const Action&, bool done) { recording->Hook(done); });
-      };
-      Train(job);
-      for (const auto& recording : recordings) {
+      for (const auto& recording : Record(job, list)) {
         ExpectReplayed(plan, list, recording->spans(), overlap);
       }
     }
+  }
+}
+
+// Two parties, each of which can wait until the other has come.
+class Meeting {
+ public:
+  enum Party { kOffload, kComputation };
+
+  void Come(Party party) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    come_[party] = true;
+    changed_.notify_all();
+  }
+  // False: that did not happen, and never will.
+  bool Await(Party party) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(30),
+                             [&] { return come_[party]; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool come_[2] = {};
+};
+
+// The CPU whose offload streams call `launched` after everything that the
+// rank's thread launches on one: the function that it returns, if any, is next
+// on that stream.
+class FollowedDevice final : public Device {
+ public:
+  using LaunchedFn = std::function<std::function<void()>()>;
+
+  explicit FollowedDevice(LaunchedFn launched)
+      : inner_(MakeCpuDevice(1)), launched_(std::move(launched)) {}
+
+  DeviceKind kind() const override { return inner_->kind(); }
+  DeviceInfo info() const override { return inner_->info(); }
+  DeviceMemory memory() const override { return inner_->memory(); }
+  int64_t stream_bytes(StreamRole role) const override {
+    return inner_->stream_bytes(role);
+  }
+  absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override {
+    return inner_->Allocate(bytes, kind);
+  }
+  std::unique_ptr<Stream> MakeStream(StreamRole role) override {
+    std::unique_ptr<Stream> stream = inner_->MakeStream(role);
+    if (!IsOffload(role)) return stream;
+    return std::make_unique<Followed>(*this, std::move(stream));
+  }
+  std::unique_ptr<Event> MakeEvent() override { return inner_->MakeEvent(); }
+  Ops& ops() override { return inner_->ops(); }
+  void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override {
+    inner_->Copy(stream, dst, src, bytes);
+  }
+
+ private:
+  class Followed final : public Stream {
+   public:
+    Followed(FollowedDevice& device, std::unique_ptr<Stream> inner)
+        : device_(device), inner_(std::move(inner)) {}
+    void Enqueue(std::function<void()> work) override {
+      inner_->Enqueue(std::move(work));
+      if (auto next = device_.launched_()) inner_->Enqueue(std::move(next));
+    }
+    void Record(Event& event) override { inner_->Record(event); }
+    void Wait(Event& event) override { inner_->Wait(event); }
+    void Synchronize() override { inner_->Synchronize(); }
+    Device& device() override { return device_; }
+
+   private:
+    FollowedDevice& device_;
+    std::unique_ptr<Stream> inner_;
+  };
+
+  void Free(void*, size_t, MemoryKind) override {}  // buffers are inner_'s
+
+  std::unique_ptr<Device> inner_;
+  LaunchedFn launched_;
+};
+
+// For every action of the second step that offloads: the last computation of
+// three steps that may run before it ends; only actions that have one.
+std::map<int64_t, int64_t> OffloadUnder(const std::vector<Action>& list) {
+  const auto size = static_cast<int64_t>(list.size());
+  std::map<int64_t, int64_t> under;
+  for (int64_t k = size; k < 2 * size; ++k) {
+    if (!IsOffload(list[k % size].stream)) continue;
+    std::set<int64_t> after = {k};  // what waits for it
+    for (int64_t i = k + 1; i < 3 * size; ++i) {
+      const std::vector<int64_t> before = Predecessors(list, i);
+      if (std::any_of(before.begin(), before.end(),
+                      [&](int64_t b) { return after.contains(b); })) {
+        after.insert(i);
+      } else if (list[i % size].stream == StreamRole::kCompute &&
+                 Computes(list[i % size])) {
+        under[k] = i;
+      }
+    }
+  }
+  return under;
+}
+
+// Trains three steps in which an action that offloads begins before the
+// computation `under` it and ends after it; a run in which one of them waited
+// for the other would not end. Returns the times of all ranks.
+std::vector<std::unique_ptr<Recording>> RecordUnder(
+    const Job& job, const std::vector<Action>& list, int64_t action,
+    int64_t under) {
+  std::vector<Meeting> meetings(job.world);
+  std::vector<char> launches(job.world);  // not bits: ranks are threads
+  const auto open = [&](int rank) -> absl::StatusOr<std::unique_ptr<Device>> {
+    return std::make_unique<FollowedDevice>([&, rank] {
+      std::function<void()> hold;
+      if (launches[rank]) {
+        hold = [meeting = &meetings[rank]] {
+          meeting->Come(Meeting::kOffload);
+          EXPECT_TRUE(meeting->Await(Meeting::kComputation));
+        };
+      }
+      return hold;
+    });
+  };
+  return Record(
+      job, list,
+      [&](int rank, int64_t k, bool done) {
+        Meeting& meeting = meetings[rank];
+        if (k == action) launches[rank] = !done;
+        if (k != under) return;
+        if (done) return meeting.Come(Meeting::kComputation);
+        EXPECT_TRUE(meeting.Await(Meeting::kOffload));
+      },
+      open);
+}
+
+// One action of each kind is held under computation.
+TEST(OverlapTest, CopiesFilesAndTheHostsWorkRunUnderComputation) {
+  const TempDir folder;
+  struct Case {
+    StateHomes homes;
+    std::set<std::string> kinds;  // that run under computation
+  };
+  const Case cases[] = {
+      {{.optimizer = Home::kHost},
+       {"Offload", "AddOffloaded", "SumSquares", "Update", "Upload"}},
+      {{.parameters = Home::kHost, .optimizer = Home::kHost},
+       {"Fetch", "Offload", "AddOffloaded", "SumSquares", "Update"}},
+      {{.parameters = Home::kNvme, .optimizer = Home::kNvme},
+       {"ReadParameters", "Fetch", "Offload", "AddOffloaded", "SumSquares",
+        "ReadStates", "Update", "WriteStates"}}};
+  for (const Case& c : cases) {
+    Job job;
+    job.config.num_hidden_layers = 4;
+    job.micro_steps = 2;
+    job.steps = 3;
+    job.options = AtStage(job.options, 3);
+    job.options.plan.homes = c.homes;
+    job.options.plan.reduce_bucket_elems = 1;
+    job.options.swap.path = folder.path();
+    const Plan plan = PlanOf(job);
+    const std::vector<Action> list = ScheduleOf(job, plan);
+    std::set<std::string> kinds;
+    for (const auto& [k, under] : OffloadUnder(list)) {
+      const std::string name = ActionName(list[k % list.size()], plan);
+      if (!kinds.insert(name.substr(0, name.find('('))).second) continue;
+      SCOPED_TRACE(testing::Message()
+                   << name << " under "
+                   << ActionName(list[under % list.size()], plan));
+      for (const auto& recording : RecordUnder(job, list, k, under)) {
+        const auto& spans = recording->spans();
+        EXPECT_LT(spans[k].begin, spans[under].begin);
+        EXPECT_GT(spans[k].end, spans[under].end);
+        ExpectReplayed(plan, list, spans, /*overlap=*/true);
+      }
+      if (HasFailure()) return;  // each would take its timeout
+    }
+    EXPECT_EQ(kinds, c.kinds);
   }
 }
 
