@@ -56,6 +56,7 @@ class Search {
       std::tie(proposal.micro_batch, proposal.accumulation) = splits[i];
       ZERO_RETURN_IF_ERROR(Rehearse(&proposal));
       return proposal.peak_bytes <= limits_.device &&
+             proposal.disk_bytes <= limits_.disk &&
              (one_memory() || proposal.host_bytes <= limits_.host);
     };
     ZERO_ASSIGN_OR_RETURN(const bool whole, fits(splits.size() - 1));
@@ -281,6 +282,11 @@ Config WithProposal(Config config, const FitProposal& proposal) {
   return config;
 }
 
+std::string DiskFolderOf(const Config& config) {
+  const FitProposal on_disk = {.offload = Offload::kOptimizer, .on_disk = true};
+  return WithProposal(config, on_disk).zero_optimization.nvme_path();
+}
+
 absl::StatusOr<std::vector<FitProposal>> ProposeFits(
     const Rank& rank, const Config& config, const ModelTools& tools,
     const FitLimits& limits, const MachineSpeed& speed) {
@@ -314,6 +320,25 @@ absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
                                         const ModelTools& tools,
                                         const FitLimits& limits,
                                         const MachineSpeed& speed) {
+  if (limits.disk != INT64_MAX) {
+    FitLimits any_disk = limits;
+    any_disk.disk = INT64_MAX;
+    ZERO_ASSIGN_OR_RETURN(const std::vector<FitProposal> fits,
+                          ProposeFits(rank, config, tools, any_disk, speed));
+    const auto least = absl::c_min_element(
+        fits, [](const FitProposal& a, const FitProposal& b) {
+          return a.disk_bytes < b.disk_bytes;
+        });
+    if (least != fits.end()) {
+      return absl::StrFormat(
+          "with this global batch only offload to a disk fits, and the disk at "
+          "'%s' has no room: a rank needs at least %s there and may take %s; "
+          "set nvme_path to a folder on a larger disk",
+          DiskFolderOf(config),
+          HumanBytes(static_cast<double>(least->disk_bytes)),
+          HumanBytes(static_cast<double>(limits.disk)));
+    }
+  }
   const Search search(rank, config, tools, limits, speed);
   ZERO_ASSIGN_OR_RETURN(const FitProposal least, search.Least(nullptr));
   const bool on_host = !rank.one_memory() && least.peak_bytes <= limits.device;
@@ -325,8 +350,7 @@ absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
   return absl::StrFormat(
       "with this global batch nothing fits, whatever the stage, the recompute "
       "and the micro-batch: %sa rank may take %s%s of the %s's memory%s; take "
-      "a "
-      "shorter data.sequence_length, a smaller model or %s",
+      "a shorter data.sequence_length, a smaller model or %s",
       on_host ? "with offload the device has room, but " : "",
       HumanBytes(static_cast<double>(limit)),
       !has_budget ? ""

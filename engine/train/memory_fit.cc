@@ -1,6 +1,7 @@
 #include "engine/train/memory_fit.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
+#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
 
@@ -118,6 +120,11 @@ int SharersOf(const Rank& rank) {
   return rank.memory.sharers == 0 ? rank.world() : rank.memory.sharers;
 }
 
+int HostSharersOf(const Rank& rank) {
+  const int sharers = rank.memory.host_sharers;
+  return sharers == 0 ? rank.world() : sharers;
+}
+
 int64_t TakeableBytes(const Device& device) {
   const int64_t now = device.memory().total_bytes;
   return now > 0 ? now : device.info().memory_bytes;
@@ -135,9 +142,16 @@ int64_t TakeableBytes(const Rank& rank) {
 int64_t TakeableHostBytes(const Rank& rank) {
   const MemoryShare& share = rank.memory;
   if (share.host_budget > 0) return share.host_budget;
-  const int sharers =
-      share.host_sharers == 0 ? rank.world() : share.host_sharers;
-  return TakeableBytes(rank.device->host()) / sharers;
+  return TakeableBytes(rank.device->host()) / HostSharersOf(rank);
+}
+
+int64_t TakeableDiskBytes(const Rank& rank, const std::string& folder) {
+  std::string existing = folder;
+  while (!PathExists(existing) && FolderOf(existing) != existing) {
+    existing = FolderOf(existing);
+  }
+  const int64_t free = FreeDiskBytes(existing);
+  return free < 0 ? INT64_MAX : free / HostSharersOf(rank);
 }
 
 absl::Status CheckFits(

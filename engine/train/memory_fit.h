@@ -22,6 +22,8 @@ inline constexpr int64_t kLateKernelsBytes = int64_t{128} << 20;
 
 // Ranks that share the device's memory, `rank` included.
 int SharersOf(const Rank& rank);
+// And its host's.
+int HostSharersOf(const Rank& rank);
 
 // Device bytes that the ranks of this process may take together, without those
 // held by other processes or forbidden by a control group.
@@ -31,6 +33,11 @@ int64_t TakeableBytes(const Rank& rank);
 // Its share of the host's memory, if that is another. Both are limited to
 // Rank::memory's budget, if there is one.
 int64_t TakeableHostBytes(const Rank& rank);
+
+// Each rank's share of the space that is free in `folder`, or where it would be
+// made, if all ranks of a host use it; INT64_MAX if that is unknown. Files of
+// dead runs, which the next run removes, are not free.
+int64_t TakeableDiskBytes(const Rank& rank, const std::string& folder);
 
 // Compares the need of `rank` (and any other rank) in a rehearsal with the
 // device's memory and, if that is another, the host's before anything is taken:

@@ -179,6 +179,13 @@ absl::optional<std::string> FitAdvice(const Rank& rank, const Config& config,
                     "; for nvme_path name a folder on a fast local disk, where "
                     "each rank takes ",
                     HumanBytes(static_cast<double>(fit.disk_bytes)));
+    const std::string folder = DiskFolderOf(config);
+    const int64_t free = TakeableDiskBytes(rank, folder);
+    if (fit.disk_bytes > free) {
+      absl::StrAppend(&patch, ", but has ",
+                      HumanBytes(static_cast<double>(free)), " free in '",
+                      folder, "'");
+    }
   }
   return absl::StrCat("with the same global batch this fits: ", patch);
 }

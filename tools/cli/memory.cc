@@ -352,6 +352,28 @@ Json FitsAsJson(const Memory& memory) {
   return {{"config", memory.rows.front().run.config}, {"fits", fits}};
 }
 
+// How much of a disk the rows and proposals take.
+void AddDiskNote(const Rank& rank, const std::string& folder,
+                 const FitLimits& limits, Memory* memory) {
+  if (limits.disk == INT64_MAX) return;
+  int64_t needed = 0;
+  for (const MemoryRow& row : memory->rows) {
+    needed = std::max(needed, row.rehearsal.disk_bytes);
+  }
+  for (const FitProposal& fit : memory->fits) {
+    needed = std::max(needed, fit.disk_bytes);
+  }
+  if (needed == 0) return;
+  const int ranks = HostSharersOf(rank);
+  const auto of_all = [&](int64_t bytes) {
+    return HumanBytes(static_cast<double>(bytes) * ranks);
+  };
+  memory->notes.push_back(absl::StrCat(
+      "of the disk at '", folder, "' the ", Counted(ranks, "rank"),
+      " of a host need up to ", of_all(needed), "; ", of_all(limits.disk),
+      " are free", needed <= limits.disk ? "" : ": name a larger disk"));
+}
+
 absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
                                 MeasureFolder* folder) {
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
@@ -371,6 +393,8 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   const bool on_gpu = planned.device->kind() == DeviceKind::kCuda;
   const int64_t memory = TakeableBytes(rank);
   const int64_t host_memory = TakeableHostBytes(rank);
+  const std::string disk = DiskFolderOf(config);
+  const FitLimits limits = {memory, host_memory, TakeableDiskBytes(rank, disk)};
   Memory result{.notes = planned.notes};
   if (run.ranks == 1) {
     result.notes.push_back(
@@ -380,9 +404,8 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   // On the CPU offload saves nothing: shown on request.
   const bool offloads = flags.offload || on_gpu ||
                         config.zero_optimization.offload() != Offload::kNone;
-  ZERO_ASSIGN_OR_RETURN(
-      result.rows,
-      PredictRows(run, config, planned, {memory, host_memory}, offloads));
+  ZERO_ASSIGN_OR_RETURN(result.rows,
+                        PredictRows(run, config, planned, limits, offloads));
   result.speed = planned.Speed(config, offloads);
   for (MemoryRow& row : result.rows) {
     row.offload_seconds =
@@ -403,7 +426,6 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   }
   if (flags.fit) {
     result.config = config;
-    const FitLimits limits = {memory, host_memory};
     ZERO_ASSIGN_OR_RETURN(
         result.fits,
         ProposeFits(rank, config, MakeModelTools(), limits, result.speed));
@@ -413,6 +435,7 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
           NothingFits(rank, config, MakeModelTools(), limits, result.speed));
     }
   }
+  AddDiskNote(rank, disk, limits, &result);
   if (folder != nullptr) {
     result.stopped = MeasureAll(
         *folder, TakeableBytes(*rank.device) / SharersOf(rank), &result.rows);

@@ -192,6 +192,8 @@ Json AsJson(const MemoryRow& row, bool measures) {
                {"memory_bytes", row.limits.device},
                {"host_memory_bytes",
                 row.rehearsal.one_memory ? Json() : Json(row.limits.host)},
+               {"disk_free_bytes",
+                row.limits.disk == INT64_MAX ? Json() : Json(row.limits.disk)},
                {"fits", row.fits()}};
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     json[MemoryCategoryName(static_cast<MemoryCategory>(i))] =

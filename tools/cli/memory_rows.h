@@ -42,6 +42,7 @@ struct MemoryRow {
   int64_t states_bytes() const;
   bool fits() const {
     return rehearsal.needed_bytes() <= limits.device &&
+           rehearsal.disk_bytes <= limits.disk &&
            (rehearsal.one_memory || rehearsal.host_bytes() <= limits.host);
   }
   // This rank's share of the process, as predicted.

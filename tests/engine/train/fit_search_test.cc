@@ -8,8 +8,11 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
+#include "engine/train/memory_fit.h"
 #include "gtest/gtest.h"
 #include "tests/support/model_tools.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
 namespace zero {
@@ -245,9 +248,39 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
           .find(": a rank may take 1.0 MiB of the device's memory and needs "
                 "at least "),
       std::string::npos);
+  // A disk without room takes nothing.
+  const auto with_disk = [&](int64_t disk) {
+    return fits_in(
+        {.device = least - 1, .host = fit.host_bytes / 2, .disk = disk});
+  };
+  EXPECT_TRUE(with_disk(1).empty());
+  EXPECT_NE(reason({.device = least - 1, .host = fit.host_bytes / 2, .disk = 1})
+                .find("only offload to a disk fits, and the disk at "),
+            std::string::npos);
+  ASSERT_FALSE(with_disk(swapped.disk_bytes).empty());
+  EXPECT_EQ(with_disk(swapped.disk_bytes).front().disk_bytes,
+            swapped.disk_bytes);
+  for (const FitProposal& other : with_disk(swapped.disk_bytes - 1)) {
+    EXPECT_LT(other.disk_bytes, swapped.disk_bytes);
+  }
   config.zero_optimization.delayed_update = true;
   EXPECT_TRUE(
       fits_in({.device = least - 1, .host = fit.host_bytes / 2}).empty());
+}
+
+TEST_F(FitSearchTest, TheRanksOfAHostShareTheFreeSpaceOfADisk) {
+  const TempDir dir;
+  const int64_t all = FreeDiskBytes(dir.path());
+  ASSERT_GT(all, 0);
+  Rank rank = MakeLoneRank(*device_, /*rank=*/0, /*world=*/4);
+  // Others write there, too; folders that a run would make count as well.
+  for (const std::string& folder : {dir.path(), dir.File("new/nvme")}) {
+    rank.memory.host_sharers = 0;
+    EXPECT_NEAR(TakeableDiskBytes(rank, folder), all / 4.0, all / 100.0);
+    rank.memory.host_sharers = 2;
+    EXPECT_NEAR(TakeableDiskBytes(rank, folder), all / 2.0, all / 100.0);
+  }
+  EXPECT_EQ(TakeableDiskBytes(rank, "/proc"), INT64_MAX);  // no disk
 }
 
 // On the CPU host and device share one memory, but a disk is another.
