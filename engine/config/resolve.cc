@@ -459,8 +459,10 @@ class Resolver : public BatchResolver {
     const std::string of_param = "zero_optimization.offload_param.nvme_path";
     if (zero.delayed_update) {
       Problem("zero_optimization.offload_optimizer.delayed_update.enabled",
-              "true is not built yet for device \"nvme\"; set the devices to "
-              "cpu, or delete this key");
+              "true does not go with device \"nvme\": the host would have to "
+              "keep new parameters until the next step has used the old ones, "
+              "but states on a disk only pass through its memory; set the "
+              "devices to cpu, or delete this key");
     }
     const auto want = [&](const std::string& path, bool used,
                           const std::string& value) {

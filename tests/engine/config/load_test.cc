@@ -592,7 +592,8 @@ TEST(LoadTest, StatesOnADiskWantAFolder) {
   EXPECT_THAT(
       ErrorOfSmall({optimizer, zero + "stage=1",
                     zero + "offload_optimizer.delayed_update.enabled=true"}),
-      testing::HasSubstr("not built yet for device \"nvme\""));
+      testing::HasSubstr("does not go with device \"nvme\": the host would "
+                         "have to keep new parameters"));
   // Without such a device nothing reads them.
   const auto none = LoadSmall({"aio.block_size=auto", "aio.queue_depth=4"});
   ASSERT_TRUE(none.ok()) << none.status();
