@@ -325,10 +325,11 @@ absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
     any_disk.disk = INT64_MAX;
     ZERO_ASSIGN_OR_RETURN(const std::vector<FitProposal> fits,
                           ProposeFits(rank, config, tools, any_disk, speed));
-    const auto least = absl::c_min_element(
-        fits, [](const FitProposal& a, const FitProposal& b) {
-          return a.disk_bytes < b.disk_bytes;
-        });
+    const auto least =
+        std::min_element(fits.begin(), fits.end(),
+                         [](const FitProposal& a, const FitProposal& b) {
+                           return a.disk_bytes < b.disk_bytes;
+                         });
     if (least != fits.end()) {
       return absl::StrFormat(
           "with this global batch only offload to a disk fits, and the disk at "
