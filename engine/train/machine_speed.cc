@@ -33,17 +33,20 @@ double BestSeconds(Device& device, Stream& stream, const Run& run) {
   return 1e-3 * best_ms;
 }
 
-// Threads of the device's host, on the caller.
+// By the threads of the device's host.
 absl::StatusOr<double> MeasureUpdates(Device& host) {
   constexpr int64_t kElems = kCopyBytes / sizeof(float);
   std::vector<Buffer> buffers;
   std::vector<float*> arrays;
-  const auto stream = host.MakeStream(StreamRole::kCompute);
+  const auto stream = host.MakeStream(StreamRole::kHost);
   for (int i = 0; i < 4; ++i) {
     ZERO_ASSIGN_OR_RETURN(Buffer buffer,
                           host.Allocate(kCopyBytes, MemoryKind::kHost));
     arrays.push_back(static_cast<float*>(buffer.data()));
-    host.ops().Fill(*stream, {{arrays.back(), DType::kF32, kElems}, 1e-3f});
+    stream->Enqueue([&ops = host.ops(), &stream = *stream,
+                     array = Vector{arrays.back(), DType::kF32, kElems}] {
+      ops.Fill(stream, {array, 1e-3f});
+    });
     buffers.push_back(std::move(buffer));
   }
   const UpdateRange range = {0, kElems, /*weight_decay=*/0.1f};
@@ -54,8 +57,9 @@ absl::StatusOr<double> MeasureUpdates(Device& host) {
   args.m = arrays[2];
   args.v = arrays[3];
   args.lr = 1e-3f;
-  return kElems /
-         BestSeconds(host, *stream, [&] { host.ops().AdamW(*stream, args); });
+  return kElems / BestSeconds(host, *stream, [&] {
+           stream->Enqueue([&] { host.ops().AdamW(*stream, args); });
+         });
 }
 
 }  // namespace

@@ -361,7 +361,8 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
              " and the gradients that it reads",
              offload == Offload::kAll ? ", and parameters," : "",
              " in the host's memory (", HumanBytes(session.offloaded_bytes()),
-             ")", DiskText(session), ", updated there",
+             ")", DiskText(session), ", updated there by ",
+             Counted(rank.device->host().info().num_threads, "thread"),
              config.zero_optimization.delayed_update
                  ? absl::StrCat(
                        ", after step ",

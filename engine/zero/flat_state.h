@@ -48,6 +48,9 @@ class FlatState {
   bool OnDisk(int unit) const {
     return defined() && places_[unit].home == Home::kNvme;
   }
+  bool OnHost(int unit) const {
+    return defined() && places_[unit].home == Home::kHost;
+  }
   // Whether a unit's elements exist only while memory is lent.
   bool IsLent(int unit) const {
     return defined() && places_[unit].home.has_value() &&

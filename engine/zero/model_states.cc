@@ -33,15 +33,28 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
 
 namespace {
 
-// REQUIRES: the host is not using the state; `stream` is done with it.
-void Zero(const FlatState& state, Stream& stream) {
-  Device& device = stream.device();
-  for (int h = 0; h < kNumMemories; ++h) {
-    const Tensor& array = state.arrays()[h];
-    if (!array.defined()) continue;
-    Device& where = h == static_cast<int>(Home::kHost) ? device.host() : device;
-    where.ops().Fill(stream, {array.vector(), 0});
+// Unit by unit, as the host updates them: its threads touch first what they
+// will update, so it lies near them.
+// REQUIRES: the host is not using the state.
+void ZeroOnHost(const FlatState& state, int num_units, Device& device) {
+  if (!state.arrays()[static_cast<int>(Home::kHost)].defined()) return;
+  const auto stream = device.MakeStream(StreamRole::kHost);
+  for (int u = 0; u < num_units; ++u) {
+    if (!state.OnHost(u)) continue;
+    stream->Enqueue([ops = &device.host().ops(), &stream = *stream,
+                     unit = state.Held(u).vector()] {
+      ops->Fill(stream, {unit, 0});
+    });
   }
+  stream->Synchronize();
+}
+
+// REQUIRES: also that `stream` is done with the state.
+void Zero(const FlatState& state, int num_units, Stream& stream) {
+  ZeroOnHost(state, num_units, stream.device());
+  const Tensor& array = state.arrays()[static_cast<int>(Home::kDevice)];
+  if (!array.defined()) return;
+  stream.device().ops().Fill(stream, {array.vector(), 0});
 }
 
 }  // namespace
@@ -168,13 +181,17 @@ void ModelStates::Take(const HomeArenas& arenas, SwappedStates* swapped) {
 }
 
 void ModelStates::Bind(Stream& stream) {
-  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+  const int num_units = static_cast<int>(units_.size());
+  for (int u = 0; u < num_units; ++u) {
     if (plan_->units[u].padded_elems == 0) continue;
     if (!params_.sharded()) BindValues(u, params_.Unit(u));
   }
   for (const FlatState* state : {&params_, &grads_, &master_, &host_params_,
                                  &host_grads_, &other_grads_}) {
-    Zero(*state, stream);
+    Zero(*state, num_units, stream);
+  }
+  for (const FlatState& state : optimizer_) {
+    ZeroOnHost(state, num_units, stream.device());
   }
 }
 
@@ -353,7 +370,9 @@ void Keep(absl::Span<const float> values, DType dtype, void* to) {
 void ModelStates::Fill(StatePart part, const ValuesFn& values,
                        BatchUpload& upload, Stream& stream) {
   stream.Synchronize();
-  for (const FlatState& state : optimizer_) Zero(state, stream);
+  for (const FlatState& state : optimizer_) {
+    Zero(state, static_cast<int>(units_.size()), stream);
+  }
   if (stream.device().kind() == DeviceKind::kMeta) return;
   if (swapped_ != nullptr) {
     swapped_->Clear();

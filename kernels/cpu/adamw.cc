@@ -52,7 +52,7 @@ namespace zero::cpu {
 HWY_EXPORT(AdamWRange);
 
 void CpuOps::AdamW(Stream&, const AdamWArgs& args) {
-  UpdateRanges("AdamW", num_threads_, args, HWY_DYNAMIC_DISPATCH(AdamWRange));
+  UpdateRanges("AdamW", team(), args, HWY_DYNAMIC_DISPATCH(AdamWRange));
 }
 
 }  // namespace zero::cpu

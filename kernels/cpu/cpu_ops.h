@@ -9,6 +9,8 @@
 
 #include <memory>
 
+#include "kernels/cpu/numa.h"
+#include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 
 // The SIMD targets that the kernels are compiled for; must precede any Highway
@@ -29,8 +31,11 @@ enum class LowPrecision { kAuto, kNative, kConvert };
 
 class CpuOps final : public Ops {
  public:
+  // With `nodes`, the threads that fill memory and update states in it are each
+  // kept on a node: for a host, whose states are large and long-lived.
   explicit CpuOps(int num_threads,
-                  LowPrecision low_precision = LowPrecision::kAuto);
+                  LowPrecision low_precision = LowPrecision::kAuto,
+                  NumaNodes nodes = {});
   ~CpuOps() override;
 
   int num_threads() const { return num_threads_; }
@@ -41,7 +46,10 @@ class CpuOps final : public Ops {
   ZERO_OVERRIDE_ALL_OPS
 
  private:
+  Team team() const { return {num_threads_, &nodes_}; }
+
   int num_threads_;
+  NumaNodes nodes_;
   std::unique_ptr<MatmulCache> matmul_;
 };
 

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "kernels/cpu/host_memory.h"
+#include "kernels/cpu/numa.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/sizes.h"
 
@@ -260,12 +261,28 @@ std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role) {
 }
 
 CpuDevice::CpuDevice(const Options& options)
-    : options_(options), ops_(options.num_threads, options.low_precision) {
+    : options_(options),
+      ops_(options.num_threads, options.low_precision,
+           options.is_host ? ReadNumaNodes() : NumaNodes()) {
   ZERO_CHECK_GE(options.num_threads, 1);
+  const int host_threads =
+      options.host_threads > 0 ? options.host_threads : options.num_threads;
+  // A host's threads stay on their nodes, those that compute do not.
+  if (!options.is_host &&
+      (host_threads != options.num_threads || ReadNumaNodes().size() > 1)) {
+    host_ = std::make_unique<CpuDevice>(
+        Options{.num_threads = host_threads,
+                .low_precision = options.low_precision,
+                .is_host = true});
+  }
   // A new std::thread starts with all cores; the number is part of the
   // numerics, so it is set here, on the thread that will compute.
   omp_set_num_threads(options.num_threads);
   omp_set_dynamic(0);
+}
+
+Device& CpuDevice::host() {
+  return host_ == nullptr ? static_cast<Device&>(*this) : *host_;
 }
 
 DeviceInfo CpuDevice::info() const {
@@ -347,12 +364,17 @@ void CpuDevice::Copy(Stream& stream, void* dst, const void* src, size_t bytes) {
       });
 }
 
+std::unique_ptr<Device> MakeCpuDevice(int num_threads, int host_threads) {
+  CpuDevice::Options options;
+  options.num_threads = num_threads;
+  options.host_threads = host_threads;
+  return std::make_unique<CpuDevice>(options);
+}
+
 }  // namespace cpu
 
 std::unique_ptr<Device> MakeCpuDevice(int num_threads) {
-  cpu::CpuDevice::Options options;
-  options.num_threads = num_threads;
-  return std::make_unique<cpu::CpuDevice>(options);
+  return cpu::MakeCpuDevice(num_threads, /*host_threads=*/0);
 }
 
 }  // namespace zero

@@ -4,7 +4,7 @@
 // The compute stream is the calling thread: Enqueue runs the work at once. A
 // stream of any other role is one worker thread with a queue; it blocks on a
 // condition variable while idle, never spins, and enters OpenMP only on kHost,
-// whose kernels have as many threads as those of kCompute.
+// whose kernels have a team of their own of Options::host_threads.
 #ifndef ZERO_KERNELS_CPU_DEVICE_H_
 #define ZERO_KERNELS_CPU_DEVICE_H_
 
@@ -29,6 +29,10 @@ class CpuDevice final : public Device {
   struct Options {
     int num_threads = 1;
     LowPrecision low_precision = LowPrecision::kAuto;
+    int host_threads = 0;  // of host(); 0: as many
+    // Another device's host: memory that Ops::Fill writes first lies on the
+    // NUMA nodes of the threads that update it.
+    bool is_host = false;
   };
   explicit CpuDevice(const Options& options);
 
@@ -41,6 +45,7 @@ class CpuDevice final : public Device {
   std::unique_ptr<Stream> MakeStream(StreamRole role) override;
   std::unique_ptr<Event> MakeEvent() override;
   Ops& ops() override { return ops_; }
+  Device& host() override;
 
   // On the compute stream all compute threads copy; a worker copies alone.
   void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override;
@@ -50,7 +55,11 @@ class CpuDevice final : public Device {
 
   Options options_;
   CpuOps ops_;
+  std::unique_ptr<Device> host_;  // null: this one
 };
+
+// zero::MakeCpuDevice with a host() of `host_threads`; 0: as many.
+std::unique_ptr<Device> MakeCpuDevice(int num_threads, int host_threads);
 
 }  // namespace zero::cpu
 

@@ -89,16 +89,15 @@ void FillRange(const FillArgs& args, int64_t begin, int64_t end) {
 void CpuOps::Fill(Stream&, const FillArgs& args) {
   const size_t bytes = DTypeBytes(args.dst.dtype);
   const bool zero = args.value == 0 && !std::signbit(args.value);
-  ParallelRanges(num_threads_, args.dst.size, kElementGrain,
-                 [&](int64_t begin, int64_t end) {
-                   if (zero) {
-                     std::memset(
-                         static_cast<char*>(args.dst.data) + begin * bytes, 0,
-                         (end - begin) * bytes);
-                   } else {
-                     FillRange(args, begin, end);
-                   }
-                 });
+  ParallelRanges(
+      team(), args.dst.size, kElementGrain, [&](int64_t begin, int64_t end) {
+        if (zero) {
+          std::memset(static_cast<char*>(args.dst.data) + begin * bytes, 0,
+                      (end - begin) * bytes);
+        } else {
+          FillRange(args, begin, end);
+        }
+      });
 }
 
 }  // namespace zero::cpu

@@ -181,7 +181,7 @@ double TrustRatio(const LambArgs& args, const TensorPart& part) {
 void CpuOps::LambApply(Stream&, const LambArgs& args) {
   ZERO_CHECK_EQ(args.parts.size(), args.state.ranges.size());
   UpdateRanges(
-      "LambApply", num_threads_, args,
+      "LambApply", team(), args,
       [&](const LambArgs& own, size_t range, int64_t begin, int64_t end) {
         const double step = args.lr * TrustRatio(args, args.parts[range]);
         HWY_DYNAMIC_DISPATCH(ApplyRange)

@@ -40,27 +40,26 @@ inline float GradScale(const UpdateState& state) {
 // cover every range once. The updates are element-wise, so the cut changes no
 // bit.
 template <class Args, class Update>
-void UpdateRanges(const char* op, int num_threads, const Args& args,
+void UpdateRanges(const char* op, const Team& team, const Args& args,
                   const Update& update) {
   if (SkipsUpdate(args.state)) return;
   CheckUpdateState(op, args.state);
   const auto ranges = args.state.ranges;
   int64_t total = 0;
   for (const UpdateRange& range : ranges) total += range.end - range.begin;
-  ParallelRanges(
-      num_threads, total, kElementGrain, [&](int64_t begin, int64_t end) {
-        int64_t passed = 0;  // elements of the ranges before this one
-        for (size_t i = 0; i < ranges.size() && passed < end; ++i) {
-          const int64_t first = ranges[i].begin;
-          const int64_t size = ranges[i].end - first;
-          const int64_t from = std::max(begin - passed, int64_t{0});
-          const int64_t to = std::min(end - passed, size);
-          if (from < to) {
-            update(ArgsOf(args, ranges[i]), i, first + from, first + to);
-          }
-          passed += size;
-        }
-      });
+  ParallelRanges(team, total, kElementGrain, [&](int64_t begin, int64_t end) {
+    int64_t passed = 0;  // elements of the ranges before this one
+    for (size_t i = 0; i < ranges.size() && passed < end; ++i) {
+      const int64_t first = ranges[i].begin;
+      const int64_t size = ranges[i].end - first;
+      const int64_t from = std::max(begin - passed, int64_t{0});
+      const int64_t to = std::min(end - passed, size);
+      if (from < to) {
+        update(ArgsOf(args, ranges[i]), i, first + from, first + to);
+      }
+      passed += size;
+    }
+  });
 }
 
 }  // namespace zero::cpu

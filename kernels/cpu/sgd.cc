@@ -52,7 +52,7 @@ namespace zero::cpu {
 HWY_EXPORT(SgdRange);
 
 void CpuOps::Sgd(Stream&, const SgdArgs& args) {
-  UpdateRanges("Sgd", num_threads_, args, HWY_DYNAMIC_DISPATCH(SgdRange));
+  UpdateRanges("Sgd", team(), args, HWY_DYNAMIC_DISPATCH(SgdRange));
 }
 
 }  // namespace zero::cpu

@@ -2,17 +2,25 @@
 
 #include <omp.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cpu/device.h"
 #include "kernels/cpu/host_memory.h"
+#include "kernels/cpu/numa.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/ops.h"
 #include "tests/support/temp_dir.h"
 
 namespace zero {
@@ -96,6 +104,120 @@ TEST(CpuDeviceTest, SetsTheThreadsOfTheCallingThread) {
     EXPECT_EQ(omp_get_max_threads(), 1);
   }).join();
   EXPECT_EQ(omp_get_max_threads(), 3);
+}
+
+int NumThreadsOfThisProcess() {
+  const std::filesystem::directory_iterator begin("/proc/self/task");
+  return static_cast<int>(std::distance(begin, {}));
+}
+
+// The calling thread has a team of its own, as wide as the device computes.
+TEST(CpuDeviceTest, ItsHostWorksWithItsOwnThreadsOnly) {
+  for (const int host_threads : {0, 1, 2, 3, 4}) {
+    const auto device = cpu::MakeCpuDevice(2, host_threads);
+    const int want = host_threads == 0 ? 2 : host_threads;
+    EXPECT_EQ(device->info().num_threads, 2);
+    EXPECT_EQ(device->host().info().num_threads, want);
+    EXPECT_EQ(omp_get_max_threads(), 2);
+    std::vector<float> values(1 << 16, 1.0f);
+    const Vector all = {values.data(), DType::kF32,
+                        static_cast<int64_t>(values.size())};
+    const auto compute = device->MakeStream(StreamRole::kCompute);
+    device->ops().Fill(*compute, {all, 2.0f});
+    const int before = NumThreadsOfThisProcess();
+    const auto stream = device->MakeStream(StreamRole::kHost);
+    stream->Enqueue([&] { device->host().ops().Fill(*stream, {all, 3.0f}); });
+    stream->Synchronize();
+    EXPECT_EQ(NumThreadsOfThisProcess() - before, want);
+    EXPECT_EQ(values, std::vector<float>(values.size(), 3.0f));
+  }
+}
+
+// States lie near the threads that touched them first, so these must also be
+// the ones that update them.
+TEST(CpuDeviceTest, EveryLoopOverTheSameElementsGivesAThreadTheSameOnes) {
+  const auto device = MakeCpuDevice(1);
+  const auto stream = device->MakeStream(StreamRole::kHost);
+  for (const int num_threads : {1, 2, 3, 5}) {
+    for (const int64_t size : {1, 4096, 4097, 123456}) {
+      std::map<std::pair<int64_t, int64_t>, pid_t> by_range, again;
+      for (auto* const threads : {&by_range, &again}) {
+        stream->Enqueue([&] {
+          std::mutex mutex;
+          cpu::ParallelRanges(num_threads, size, cpu::kElementGrain,
+                              [&](int64_t begin, int64_t end) {
+                                const std::lock_guard<std::mutex> lock(mutex);
+                                (*threads)[{begin, end}] = gettid();
+                              });
+        });
+        stream->Synchronize();
+      }
+      EXPECT_EQ(by_range, again);
+      EXPECT_FALSE(by_range.empty());
+      EXPECT_LE(by_range.size(), static_cast<size_t>(num_threads));
+      for (const auto& [range, thread] : by_range) EXPECT_NE(thread, gettid());
+    }
+  }
+}
+
+TEST(NumaTest, NodesHaveTheCoresThatThisProcessMayUse) {
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  int first = 0;
+  while (!CPU_ISSET(first, &allowed)) ++first;
+  const TempDir dir;
+  EXPECT_TRUE(cpu::ReadNumaNodes(dir.path()).empty());
+  const std::string folder = "sys/devices/system/node/";
+  dir.Write(folder + "online", "0,2-3\n");
+  dir.Write(folder + "node0/cpulist", std::to_string(first) + "\n");
+  dir.Write(folder + "node2/cpulist", "\n");  // memory alone
+  dir.Write(folder + "node3/cpulist", "0-1023\n");
+  const cpu::NumaNodes nodes = cpu::ReadNumaNodes(dir.path());
+  ASSERT_EQ(nodes.size(), 2u);
+  EXPECT_EQ(CPU_COUNT(&nodes[0]), 1);
+  EXPECT_TRUE(CPU_ISSET(first, &nodes[0]));
+  EXPECT_TRUE(CPU_EQUAL(&nodes[1], &allowed));
+}
+
+TEST(NumaTest, NeighboursShareANodeAndSmallTeamsHaveNone) {
+  const cpu::NumaNodes two(2), one(1);
+  std::vector<int> of_five;
+  for (int t = 0; t < 5; ++t) of_five.push_back(cpu::NodeOfThread(two, t, 5));
+  EXPECT_EQ(of_five, (std::vector<int>{0, 0, 0, 1, 1}));
+  EXPECT_EQ(cpu::NodeOfThread(two, 0, 1), -1);
+  EXPECT_EQ(cpu::NodeOfThread(one, 3, 4), -1);
+  EXPECT_EQ(cpu::NodeOfThread({}, 3, 4), -1);
+}
+
+// Two nodes with the same cores but one: on one core that is no choice.
+TEST(NumaTest, ThreadsOfALoopStayOnTheirNodes) {
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  if (CPU_COUNT(&allowed) < 2) GTEST_SKIP() << "one core";
+  int first = 0;
+  while (!CPU_ISSET(first, &allowed)) ++first;
+  cpu::NumaNodes nodes(2, allowed);
+  CPU_ZERO(&nodes[0]);
+  CPU_SET(first, &nodes[0]);
+  CPU_CLR(first, &nodes[1]);
+  std::thread([&] {
+    std::map<int64_t, cpu_set_t> cores;
+    std::mutex mutex;
+    cpu::ParallelRanges(cpu::Team(4, &nodes), 4, 1,
+                        [&](int64_t begin, int64_t) {
+                          cpu_set_t own;
+                          sched_getaffinity(0, sizeof(own), &own);
+                          const std::lock_guard<std::mutex> lock(mutex);
+                          cores[begin] = own;
+                        });
+    ASSERT_EQ(cores.size(), 4u);
+    for (const auto& [begin, own] : cores) {
+      EXPECT_TRUE(CPU_EQUAL(&own, &nodes[begin / 2])) << begin;
+    }
+  }).join();
+  cpu_set_t after;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(after), &after), 0);
+  EXPECT_TRUE(CPU_EQUAL(&after, &allowed));
 }
 
 TEST(BufferTest, IsAlignedZeroedAndWritableToTheEnd) {

@@ -56,6 +56,7 @@ struct RunOptions {
   std::string model_dir;          // --model: a Hugging Face folder
   int ranks = 1;                  // data-parallel ranks, of all processes
   int threads = 0;                // per rank; 0: an equal share of the cores
+  int host_threads = 0;           // of a rank's host; 0: as many as `threads`
   // None: all ranks are threads of this process; else it has ranks_here of
   // them, in process order (ReadRanks in ranks.h).
   absl::optional<Launch> launch;
@@ -91,6 +92,8 @@ void NoteStrangeTokenizer(const Tokenizer& tokenizer, const ModelConfig& model);
 
 // Declares --ranks, for the commands that have it.
 void AddRanksOption(CLI::App& app, RunOptions* options);
+// Declares --host-threads.
+void AddHostThreadsOption(CLI::App& app, RunOptions* options);
 // Declares --device-memory and --host-memory, for commands whose run may be
 // limited.
 void AddMemoryOptions(CLI::App& app, RunOptions* options);

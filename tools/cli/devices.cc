@@ -50,8 +50,10 @@ std::string HostText(Device& device) {
   const auto speed = MeasureHostSpeed(device);
   if (!speed.ok()) return std::string(speed.status().message());
   return absl::StrFormat(
-      "copies to it %.1f GB/s, from it %.1f GB/s; AdamW %.2f G elements/s",
-      1e-9 * speed->down, 1e-9 * speed->up, 1e-9 * speed->updates);
+      "copies to it %.1f GB/s, from it %.1f GB/s; AdamW %.2f G elements/s by "
+      "%s",
+      1e-9 * speed->down, 1e-9 * speed->up, 1e-9 * speed->updates,
+      Counted(device.host().info().num_threads, "thread"));
 }
 
 std::string GpuText(Device& gpu) {
@@ -96,7 +98,7 @@ absl::Status ShowMachine(const RunOptions& options, const std::string& disk) {
   absl::PrintF("      as a host: %s\n", HostText(*cpu));
   // If there is no GPU, why.
   for (int index = 0; index < std::max(NumCudaDevices(), 1); ++index) {
-    const auto gpu = MakeCudaDevice(index, {}, info.num_threads);
+    const auto gpu = MakeCudaDevice(index, {}, cpu->host().info().num_threads);
     absl::PrintF("cuda  %s\n", gpu.ok()
                                    ? absl::StrCat(index, ": ", GpuText(**gpu))
                                    : std::string(gpu.status().message()));
@@ -217,6 +219,7 @@ Command AddDevices(CLI::App& app) {
   app.add_option("--threads", options->threads,
                  "compute threads (default: all cores)")
       ->check(CLI::Range(1, 1024));
+  AddHostThreadsOption(app, options.get());
   app.add_option("--disk", *disk,
                  "also time the disk of this folder, with a file of 1 GiB, as "
                  "an nvme_path of offload")

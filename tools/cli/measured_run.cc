@@ -161,6 +161,9 @@ absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const Config& config,
   if (run.threads > 0) {
     arguments.push_back(absl::StrCat("--threads=", run.threads));
   }
+  if (run.host_threads > 0) {
+    arguments.push_back(absl::StrCat("--host-threads=", run.host_threads));
+  }
   if (!run.model_dir.empty()) {
     arguments.push_back("--model=" + run.model_dir);
   }

@@ -584,6 +584,7 @@ Command AddMemory(CLI::App& app) {
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   app.add_option("MORE", flags->more_configs, "further config files");
   AddRanksOption(app, &flags->run);
+  AddHostThreadsOption(app, &flags->run);
   AddMemoryOptions(app, &flags->run);
   app.add_flag("--offload", flags->offload,
                "also with states in the host's memory (always on a GPU, and if "

@@ -14,6 +14,7 @@
 #include "engine/config/json_text.h"
 #include "engine/data/token_file.h"
 #include "engine/data/tokenizer.h"
+#include "kernels/cpu/device.h"
 #include "models/catalog.h"
 #include "tools/cli/commands.h"
 
@@ -82,6 +83,15 @@ void AddRanksOption(CLI::App& app, RunOptions* options) {
                  "data-parallel ranks, as threads of this process; on the CPU, "
                  "of each process if mpirun or srun starts several")
       ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+}
+
+void AddHostThreadsOption(CLI::App& app, RunOptions* options) {
+  app.add_option(
+         "--host-threads", options->host_threads,
+         "threads with which a rank's host updates what is offloaded to "
+         "it, besides those that compute; changes speed, never results "
+         "(default: as many as --threads)")
       ->check(CLI::Range(1, 1024));
 }
 
@@ -177,9 +187,13 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
                     std::max(options.ranks_here, 1);
   const int threads =
       options.threads > 0 ? options.threads : std::max(cores, 1);
-  if (options.device != "cuda") return MakeCpuDevice(threads);
+  if (options.device != "cuda") {
+    return cpu::MakeCpuDevice(threads, options.host_threads);
+  }
   const int place = options.launch ? options.launch->local_rank : rank;
-  return MakeCudaDevice(place % std::max(NumCudaDevices(), 1), cuda, threads);
+  return MakeCudaDevice(
+      place % std::max(NumCudaDevices(), 1), cuda,
+      options.host_threads > 0 ? options.host_threads : threads);
 }
 
 }  // namespace zero

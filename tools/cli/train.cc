@@ -294,6 +294,7 @@ Command AddTrain(CLI::App& app) {
   auto flags = std::make_shared<TrainFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   AddRanksOption(app, &flags->run);
+  AddHostThreadsOption(app, &flags->run);
   AddMemoryOptions(app, &flags->run);
   app.add_option("--max-minutes", flags->max_minutes,
                  "save and stop after this time, with exit status 85 "

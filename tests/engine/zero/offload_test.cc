@@ -11,6 +11,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cpu/device.h"
 #include "tests/engine/zero/job_testing.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
@@ -222,6 +223,30 @@ TEST(OffloadTest, WhatChangesNoBitChangesNoneWithIt) {
       if (bits & 4) job.options.recompute = Recompute::kFull;
       job.ahead = bits & 8;
       EXPECT_EQ(Train(job), want);
+    }
+  }
+}
+
+// Of loops long enough to be shared.
+TEST(OffloadTest, AnyNumberOfHostThreadsGivesTheSameBits) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdam, OptimizerKind::kLamb}) {
+    Job plain;
+    plain.config.vocab_size = 1000;
+    plain.options.optimizer.kind = kind;
+    plain.options.param_dtype = DType::kBF16;
+    plain.world = 1;
+    ASSERT_GT(PlanOf(plain).units.back().trained_elems, 5 * 4096);
+    const Outcome want = Train(plain);
+    for (const StateHomes& homes : {kAllOnHost, kAllOnDisk}) {
+      for (const int threads : {1, 2, 5}) {
+        SCOPED_TRACE(testing::Message() << threads << " threads");
+        Job job = plain;
+        job.options = Offloaded(plain.options, 3, homes);
+        EXPECT_EQ(
+            Train(job, [&](int) { return cpu::MakeCpuDevice(1, threads); }),
+            want);
+      }
     }
   }
 }
