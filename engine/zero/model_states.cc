@@ -195,17 +195,23 @@ void ModelStates::Bind(Stream& stream) {
   }
 }
 
-void ModelStates::CopyToHost(Stream& stream) {
+void ModelStates::CopyToHost(Stream& stream, bool to_disk) {
   params_are_ = Params::kEqual;
   if (!host_params_.defined()) return;
   for (const SegmentRef& ref : segments_) {
     if (!host_params_.Has(ref)) continue;
-    if (host_params_.OnDisk(ref.unit)) Hold(ref, /*change=*/true, stream);
-    const Tensor to = host_params_.Piece(ref);
-    stream.device().Copy(stream, to.data(), params_.Piece(ref).data(),
-                         to.bytes());
+    const bool on_disk = host_params_.OnDisk(ref.unit);
+    if (on_disk && !to_disk) continue;
+    if (on_disk) Hold(ref, /*change=*/true, stream);
+    CopyToHost(ref, stream);
   }
   Settle(stream);
+}
+
+void ModelStates::CopyToHost(const SegmentRef& ref, Stream& stream) {
+  const Tensor to = host_params_.Piece(ref);
+  stream.device().Copy(stream, to.data(), params_.Piece(ref).data(),
+                       to.bytes());
 }
 
 void ModelStates::Exchange(BatchUpload& upload, Stream& stream) {
@@ -368,7 +374,7 @@ void Keep(absl::Span<const float> values, DType dtype, void* to) {
 }  // namespace
 
 void ModelStates::Fill(StatePart part, const ValuesFn& values,
-                       BatchUpload& upload, Stream& stream) {
+                       BatchUpload& upload, Stream& stream, const AddFn& add) {
   stream.Synchronize();
   for (const FlatState& state : optimizer_) {
     Zero(state, static_cast<int>(units_.size()), stream);
@@ -405,6 +411,10 @@ void ModelStates::Fill(StatePart part, const ValuesFn& values,
     if (values == nullptr) continue;
     const Segment range = RangeOf(params_, part, ref);
     ForEachRun(ref, range, params_.Values(ref, range), /*rest=*/{}, take);
+    if (host_params_.OnDisk(ref.unit) && host_params_.Has(ref)) {
+      CopyToHost(ref, stream);
+    }
+    if (add) add(ref);
   }
   Settle(stream);
   stream.Synchronize();

@@ -96,8 +96,9 @@ class ModelStates {
   const FlatState& reduced_grads(int unit) const {
     return host_grads_.HasUnit(unit) ? host_grads_ : grads_;
   }
-  // Launches the copy of the device's parameters to the host's.
-  void CopyToHost(Stream& stream);
+  // Launches the copy of the device's parameters to the host's; to those on a
+  // disk only with `to_disk`.
+  void CopyToHost(Stream& stream, bool to_disk = true);
 
   // For delayed updates: whether params() equal the host's latest
   // (updated_params).
@@ -188,13 +189,17 @@ class ModelStates {
                                       int64_t count, float* out)>;
   // Launches writing `values` to a part of the parameters and master weights,
   // rounded to their dtypes, and zeroes the optimizer's arrays. `values` is
-  // asked once for every element of the part; null: none.
+  // asked once for every element of the part; null: none. What is on a disk is
+  // written once per segment: with the host's copies of the values, and with
+  // what `add`, called while the segment is held, has written to it.
+  using AddFn = std::function<void(const SegmentRef&)>;
   void Fill(StatePart part, const ValuesFn& values, BatchUpload& upload,
-            Stream& stream);
+            Stream& stream, const AddFn& add = nullptr);
 
  private:
   // The gradients that the host's optimizer reads.
   FlatState& host_grads() { return plan_->AddsOnHost() ? grads_ : host_grads_; }
+  void CopyToHost(const SegmentRef& ref, Stream& stream);
   Segment RangeOf(const FlatState& state, StatePart part,
                   const SegmentRef& ref) const;
 

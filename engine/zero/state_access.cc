@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -35,6 +36,11 @@ absl::Span<const float> Floats(const Tensor& tensor, const void* from,
   return *floats;
 }
 
+// In the plan.
+bool IsBefore(const SegmentRef& a, const SegmentRef& b) {
+  return std::tie(a.unit, a.segment) < std::tie(b.unit, b.segment);
+}
+
 }  // namespace
 
 void StateAccess::Initialize(uint64_t seed) {
@@ -43,7 +49,7 @@ void StateAccess::Initialize(uint64_t seed) {
       [seed](const Parameter& parameter, int64_t begin, int64_t count,
              float* out) { InitialValues(parameter, seed, begin, count, out); },
       *upload_, *compute_);
-  states_->CopyToHost(*compute_);
+  states_->CopyToHost(*compute_, /*to_disk=*/false);
 }
 
 absl::Status StateAccess::Load(const ModelStates::ValuesFn& values) {
@@ -51,7 +57,7 @@ absl::Status StateAccess::Load(const ModelStates::ValuesFn& values) {
                 *compute_);
   ZERO_RETURN_IF_ERROR(numbers_->Meet("weights are read"));
   ZERO_RETURN_IF_ERROR(Share(states_->params()));
-  states_->CopyToHost(*compute_);
+  states_->CopyToHost(*compute_, /*to_disk=*/!InFirstGroup());
   return states_->master().defined() ? Share(states_->master())
                                      : absl::OkStatus();
 }
@@ -106,8 +112,7 @@ std::vector<StateAccess::KeptPiece> StateAccess::PartOfPieces(int part,
   if (plan_->UsesDisk()) {
     std::stable_sort(pieces.begin(), pieces.end(),
                      [](const KeptPiece& a, const KeptPiece& b) {
-                       return std::tie(a.segment.unit, a.segment.segment) <
-                              std::tie(b.segment.unit, b.segment.segment);
+                       return IsBefore(a.segment, b.segment);
                      });
   }
   return pieces;
@@ -189,13 +194,19 @@ std::vector<StateAccess::KeptRange> StateAccess::RangesToRestore(
   states_->ForEachRun(
       states_->params(), StatePart::kOwned, [&](const StateRun& run) {
         ranges.push_back({"weight", run.parameter, run.begin, run.place.elems,
-                          WeightType(*run.parameter)});
+                          WeightType(*run.parameter), run.segment});
       });
   ForEachKept(owned, [&](const KeptRun& kept) {
     if (kept.state == "weight") return;
     ranges.push_back({kept.state, kept.run.parameter, kept.run.begin,
-                      kept.run.place.elems, kept.dtype});
+                      kept.run.place.elems, kept.dtype, kept.run.segment});
   });
+  if (plan_->UsesDisk()) {
+    std::stable_sort(ranges.begin(), ranges.end(),
+                     [](const KeptRange& a, const KeptRange& b) {
+                       return IsBefore(a.segment, b.segment);
+                     });
+  }
   return ranges;
 }
 
@@ -228,20 +239,29 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
           dtype == DType::kBF16 ? BF16ToF32(halves[i]) : F16ToF32(halves[i]);
     }
   };
-  states_->Fill(StatePart::kOwned,
-                InFirstGroup() ? ModelStates::ValuesFn(weights) : nullptr,
-                *upload_, *compute_);
-  ForEachKept(owned, [&](const KeptRun& kept) {
+  const auto fill_rest = [&](const KeptRun& kept) {
     if (kept.state == "weight") return;
     const Tensor& to = kept.run.values;
-    states_->Hold(kept.run.segment, /*change=*/true, *compute_);
     upload_->Stage([&](void* host) { get(host); },
                    [&](const void* host) {
                      rank_->device->Copy(*compute_, to.data(), host,
                                          to.bytes());
                    });
-  });
-  states_->Settle(*compute_);
+  };
+  // Of one segment with its weights, if they are on a disk.
+  const auto of_segment = [&](const SegmentRef& segment) {
+    std::vector<KeptPiece> pieces;
+    std::copy_if(
+        owned.begin(), owned.end(), std::back_inserter(pieces),
+        [&](const KeptPiece& piece) { return piece.segment == segment; });
+    ForEachKept(pieces, fill_rest);
+  };
+  const bool on_disk = plan_->UsesDisk();
+  states_->Fill(StatePart::kOwned,
+                InFirstGroup() ? ModelStates::ValuesFn(weights) : nullptr,
+                *upload_, *compute_,
+                on_disk ? ModelStates::AddFn(of_segment) : nullptr);
+  if (!on_disk) ForEachKept(owned, fill_rest);
   compute_->Synchronize();
   // If one could not read, none continues, and all know whether that is damage.
   double failed = status.ok() ? 0 : absl::IsDataLoss(status) ? 2 : 1;
@@ -258,7 +278,7 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
     ZERO_RETURN_IF_ERROR(Share(states_->stale()));
     states_->set_params_are(ModelStates::Params::kNewer);
   } else {
-    states_->CopyToHost(*compute_);
+    states_->CopyToHost(*compute_, /*to_disk=*/!InFirstGroup());
   }
   return absl::OkStatus();
 }
@@ -266,7 +286,8 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
 // Sends the first group's pieces to the other groups, and within each to all
 // holders.
 absl::Status StateAccess::Share(const FlatState& state) {
-  if (plan_->replicate.size == 1 && state.sharded()) return rank_->status();
+  const bool whole_here = state.sharded() || plan_->shard.size == 1;
+  if (plan_->replicate.size == 1 && whole_here) return rank_->status();
   const DType dtype = state.dtype();
   std::vector<CollectiveSegment> pieces, segments;
   const auto send = [&] {

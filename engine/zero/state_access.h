@@ -110,6 +110,7 @@ class StateAccess {
     const Parameter* parameter;
     int64_t begin, elems;
     DType dtype;
+    SegmentRef segment;
   };
   using ReadNextFn = std::function<absl::Status(void* out)>;
   using OpenKeptFn = std::function<absl::StatusOr<ReadNextFn>(
@@ -142,7 +143,8 @@ class StateAccess {
  private:
   // Part `part` of `parts` equal parts of this rank's elements.
   std::vector<KeptPiece> PartOfPieces(int part, int parts) const;
-  // What Restore fills, in this order: weights, then the rest of `owned`.
+  // What Restore fills, in this order: weights, then the rest of `owned`; of
+  // states on a disk segment by segment, so that each is written once.
   std::vector<KeptRange> RangesToRestore(
       const std::vector<KeptPiece>& owned) const;
   absl::Status Share(const FlatState& state);

@@ -58,6 +58,23 @@ class KeptStates {
     const State& from = states_.at(absl::StrCat(state, " ", parameter.name));
     std::memcpy(out, &from.bytes.at(at), bytes);
   }
+  StateAccess::ReadNextFn Reader(
+      const std::vector<StateAccess::KeptRange>& ranges) const {
+    return [this, ranges, i = size_t{0}](void* out) mutable {
+      const StateAccess::KeptRange& range = ranges[i++];
+      const int64_t item = DTypeBytes(range.dtype);
+      Get(range.state, *range.parameter, range.begin * item, range.elems * item,
+          out);
+      return absl::OkStatus();
+    };
+  }
+  bool operator==(const KeptStates& other) const {
+    return std::equal(states_.begin(), states_.end(), other.states_.begin(),
+                      other.states_.end(), [](const auto& a, const auto& b) {
+                        return a.first == b.first &&
+                               a.second.bytes == b.second.bytes;
+                      });
+  }
   // Of fp32 states.
   void ExpectEachByteOnce() const {
     EXPECT_FALSE(states_.empty());
@@ -291,13 +308,7 @@ TEST(StateAccessTest, SplitAndWholeMastersContinueEachOther) {
         ZERO_RETURN_IF_ERROR(second->states().Restore(
             [&](const std::vector<StateAccess::KeptRange>& ranges)
                 -> absl::StatusOr<StateAccess::ReadNextFn> {
-              return [&kept, ranges, i = size_t{0}](void* out) mutable {
-                const StateAccess::KeptRange& range = ranges[i++];
-                const int64_t item = DTypeBytes(range.dtype);
-                kept.Get(range.state, *range.parameter, range.begin * item,
-                         range.elems * item, out);
-                return absl::OkStatus();
-              };
+              return kept.Reader(ranges);
             }));
         EXPECT_EQ(*ReadParameters(*second), all);
         std::set<std::string> hashes;
@@ -311,6 +322,75 @@ TEST(StateAccessTest, SplitAndWholeMastersContinueEachOther) {
         return absl::OkStatus();
       });
     }
+  }
+}
+
+// Where values come from: drawn, read from a file of weights, or restored.
+TEST(StateAccessTest, EachBlockOnADiskIsWrittenOnceAndNoneIsRead) {
+  const TempDir disk;
+  for (const Home parameters : {Home::kDevice, Home::kNvme}) {
+    SCOPED_TRACE(testing::Message()
+                 << "parameters on the disk: " << (parameters == Home::kNvme));
+    Job job;
+    job.world = 1;
+    job.options = AtStage(job.options, 3);
+    job.options.param_dtype = DType::kBF16;
+    job.options.plan.homes = {.parameters = parameters,
+                              .optimizer = Home::kNvme};
+    job.options.swap.path = disk.path();
+    std::map<int64_t, int> writes;  // by place in the file
+    int reads = 0;
+    job.options.swap.io.fault = [&](DiskCall call, int64_t offset, int64_t,
+                                    int64_t result) {
+      if (call == DiskCall::kWrite) ++writes[offset];
+      reads += call == DiskCall::kRead;
+      return result;
+    };
+    KeptStates kept;
+    OnRanks(job, [&](const Rank&, Rig& rig) -> absl::Status {
+      std::map<int64_t, int> want;
+      const auto expect_each_once = [&](const char* what) {
+        SCOPED_TRACE(what);
+        for (const auto& [offset, times] : writes) EXPECT_EQ(times, 1);
+        if (want.empty()) want = writes;
+        EXPECT_FALSE(want.empty());
+        EXPECT_EQ(writes, want);
+        EXPECT_EQ(reads, 0);
+      };
+      writes.clear();
+      rig->states().Initialize(1);
+      reads = 0;
+      writes.clear();
+      rig->states().Initialize(1);
+      expect_each_once("drawn");
+      for (int i = 0; i < 2; ++i) {
+        rig.Step(TokenBatch(1, kLength, kVocab, i), 1e-2f);
+      }
+      ZERO_ASSIGN_OR_RETURN(const std::string hash, rig->states().Hash());
+      Put(rig, &kept);
+      writes.clear();
+      reads = 0;
+      ZERO_RETURN_IF_ERROR(
+          rig->states().Load([](const Parameter& parameter, int64_t begin,
+                                int64_t count, float* out) {
+            for (int64_t i = 0; i < count; ++i) {
+              out[i] = ValueOf(parameter, begin + i);
+            }
+          }));
+      expect_each_once("read");
+      writes.clear();
+      ZERO_RETURN_IF_ERROR(rig->states().Restore(
+          [&](const std::vector<StateAccess::KeptRange>& ranges)
+              -> absl::StatusOr<StateAccess::ReadNextFn> {
+            return kept.Reader(ranges);
+          }));
+      expect_each_once("restored");
+      EXPECT_EQ(*rig->states().Hash(), hash);
+      KeptStates again;
+      Put(rig, &again);
+      EXPECT_TRUE(again == kept);
+      return absl::OkStatus();
+    });
   }
 }
 
