@@ -1,8 +1,8 @@
 """The job scripts of tools/jobs, unchanged, on a cluster of several hosts that
 are namespaces of this machine. Skipped, loudly, without root or Slurm.
 
-  CLUSTER_FAULTS=20 python3 -B tests/cluster/cluster_test.py FaultsTest
-                                             each fault 20 times, and not once
+  python3 -B tests/cluster/cluster_test.py --repeat 20 FaultsTest
+                        each fault 20 times instead of once, and a table of them
 """
 
 import contextlib
@@ -10,7 +10,10 @@ import json
 import os
 import re
 import shutil
+import signal
+import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -21,7 +24,7 @@ ZERO = os.path.join(OUT, "zero")
 JOBS = os.path.abspath("tools/jobs")
 HERE = os.path.dirname(os.path.abspath(__file__))
 CLUSTER = os.path.join(HERE, "cluster")
-FAULTS = int(os.environ.get("CLUSTER_FAULTS", "1"))
+REPEAT = 1  # --repeat: how often each fault is tried
 TEMP = "/var/tmp"  # the same on all hosts; their /tmp is their own
 MISSING = [program for program in
            ("ip", "nsenter", "unshare", "munged", "slurmctld", "slurmd",
@@ -100,8 +103,11 @@ class HostsTest(unittest.TestCase):
         return text.split()[-1]
 
     def output(self):
-        with open(self.path("job.out")) as file:
-            return file.read()
+        try:
+            with open(self.path("job.out")) as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
 
     def state_of(self, job):
         text = self.on("scontrol", "show", "job", job)
@@ -256,69 +262,169 @@ class ElasticTest(HostsTest):
         self.expect_one_run("node4")
 
 
+class Hang(AssertionError):
+    """Something that must happen did not."""
+
+
+class Outcome:
+    """How a run ended after a fault: the seconds until then, the exit code of
+    zero, what it said, what the restart did. `restart` is set later."""
+
+    def __init__(self, seconds, code, message, restart="none"):
+        self.seconds = seconds
+        self.code = code
+        self.message = " ".join(message.split())
+        self.restart = restart
+
+
+def outcome_table(outcomes):
+    """Lines of text: the Outcomes, or errors, of each fault by its name."""
+    def counted(values):
+        return ", ".join("%s (%d)" % (value, values.count(value))
+                         for value in sorted(set(values)))
+
+    for name, tries in outcomes.items():
+        ended = [one for one in tries if isinstance(one, Outcome)]
+        yield "%s: %d tries, %d hangs, %d other failures" % (
+            name, len(tries), sum(isinstance(one, Hang) for one in tries),
+            sum(not isinstance(one, (Hang, Outcome)) for one in tries))
+        if not ended:
+            continue
+        seconds = [one.seconds for one in ended]
+        yield "  seconds to the end  %.1f min, %.1f median, %.1f max" % (
+            min(seconds), statistics.median(seconds), max(seconds))
+        for title, field in (("exit codes", "code"), ("messages", "message"),
+                             ("restarts", "restart")):
+            yield "  %-18s  %s" % (title, counted(
+                [str(getattr(one, field)) for one in ended]))
+
+
 @unittest.skipIf(MISSING, "SKIPPED: there is no " + ", no ".join(MISSING))
 class FaultsTest(HostsTest):
     """Faults on the second of two hosts in the middle of a run."""
     steps = ["--threads", "1", "--set", "training.steps=1000", "--set",
              "training.save_every=10", "--set",
              "communication.timeout_seconds=5"]
+    outcomes = {}
 
-    def times(self):
-        """A separate folder for each."""
-        for number in range(FAULTS):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        if REPEAT > 1:
+            cls.addClassCleanup(lambda: print("\n".join(
+                outcome_table(cls.outcomes)), flush=True))
+
+    def repeat(self, fault):
+        """Calls fault(), which returns an Outcome, REPEAT times, each in a
+        separate folder, and raises the first error after the last call."""
+        name = self.id().split(".")[-1]
+        outcomes = self.outcomes[name] = []
+        for number in range(REPEAT):
             begin = time.monotonic()
-            yield number
-            print("%s %d: %.1f s" % (self.id().split(".")[-1], number + 1,
+            try:
+                outcomes.append(fault())
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                outcomes.append(error)
+                print(error, flush=True)
+                self.cluster("up", str(self.hosts))
+            print("%s %d: %.1f s" % (name, number + 1,
                                      time.monotonic() - begin), flush=True)
-            shutil.rmtree(self.path("run"))
+            shutil.rmtree(self.path("run"), ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self.path("job.out"))
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    def until(self, pattern, seconds=60):
+        """The match in the output, once it is there."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            match = re.search(pattern, self.output())
+            if match:
+                return match
+            time.sleep(0.05)
+        raise Hang("no \"%s\" within %d s\n%s" % (pattern, seconds,
+                                                  self.output()[-4000:]))
+
+    def end_after(self, fault, message):
+        """The Outcome of a run that ends by fault() with an error, which says
+        `message`, and is restarted."""
+        begin = time.monotonic()
+        fault()
+        ended = self.until(r"zero ended with (\d+)")
+        seconds = time.monotonic() - begin
+        self.assertNotEqual(ended[1], "0", self.output())
+        self.assertRegex(self.output(), message)
+        return Outcome(seconds, ended[1],
+                       re.search(message, self.output())[0])
 
     def ends(self, run, code=0):
         try:
             self.assertEqual(run.wait(timeout=180), code, self.output())
+        except subprocess.TimeoutExpired:
+            raise Hang(self.output()) from None
         finally:
             run.kill()
 
-    def expect_whole(self):
-        """Each step once, to the bits of a run without a fault."""
+    def expect_steps(self):
         self.assertEqual([line["step"] for line in self.metrics()],
                          list(range(1, 1001)))
+
+    def expect_whole(self):
+        """Each step once, to the bits of a run without a fault."""
+        self.expect_steps()
         if not os.path.exists(self.path("threads")):
             self.threads_hash(2, *self.steps[2:])
         self.assertEqual(self.summary()["parameters_hash"],
                          self.summary("threads")["parameters_hash"])
 
     def test_a_killed_process(self):
-        for _ in self.times():
+        def fault():
             run = self.mpirun("--max-restarts", "1", "run.json", *self.steps)
             self.wait_for_steps(25)
-            self.cluster("on", "node2", "pkill", "-9", "-x", "zero")
+            outcome = self.end_after(
+                lambda: self.cluster("on", "node2", "pkill", "-9", "-x",
+                                     "zero"),
+                r"process 1 ended without reporting|rank 1 .*node2")
             self.ends(run)
-            self.assertRegex(self.output(),
-                             "process 1 ended without reporting|rank 1 .*node2")
             self.assertIn("start 2, after run/checkpoints/step-", self.output())
             self.expect_whole()
+            outcome.restart = "resumed to the same bits"
+            return outcome
+        self.repeat(fault)
 
     def test_all_processes_of_a_host_killed(self):
-        for _ in self.times():
+        def fault():
             job = self.sbatch(JOBS + "/slurm.sbatch", "run.json", *self.steps)
             self.wait_for_steps(25)
             # Its supervisor restarts slurmd.
-            self.cluster("on", "node2", "bash", "-c",
-                         "pkill -9 -x slurmd; pkill -9 -x slurmstepd; "
-                         "pkill -9 -x zero; slurmd -N node2 -f $SLURM_CONF")
+            outcome = self.end_after(
+                lambda: self.cluster(
+                    "on", "node2", "bash", "-c",
+                    "pkill -9 -x slurmd; pkill -9 -x slurmstepd; "
+                    "pkill -9 -x zero; slurmd -N node2 -f $SLURM_CONF"),
+                r"process 1 ended without reporting|rank 1 .*node2|"
+                r"error: .*node2")
             self.assertEqual(self.wait(job, seconds=180), "COMPLETED",
                              self.output())
             self.assertRegex(self.output(), r"start 2 on node\[1-2\], after "
                              "run/checkpoints/step-")
             self.expect_whole()
+            outcome.restart = "resumed to the same bits"
+            return outcome
+        self.repeat(fault)
 
     def test_a_cable_taken_out(self):
-        for _ in self.times():
+        def fault():
             run = self.mpirun("--max-restarts", "1", "--elastic", "1:2",
                               "run.json", *self.steps)
             self.wait_for_steps(25)
-            self.cluster("on", "node2", "ip", "link", "set", "eth0", "down")
             try:
+                outcome = self.end_after(
+                    lambda: self.cluster("on", "node2", "ip", "link", "set",
+                                         "eth0", "down"),
+                    r"rank 1 .*node2|daemons.*node2|node2")
                 self.ends(run)
             finally:
                 self.cluster("on", "node2", "ip", "link", "set", "eth0", "up")
@@ -326,37 +432,60 @@ class FaultsTest(HostsTest):
                     self.cluster("on", "node2", "pkill", "-9", "-x",
                                  "zero|orted")
             self.assertIn("on 1 hosts: node1", self.output())
-            self.assertEqual([line["step"] for line in self.metrics()],
-                             list(range(1, 1001)))
+            self.expect_steps()
+            outcome.restart = "resumed on the other host"
+            return outcome
+        self.repeat(fault)
 
     def test_a_slow_host(self):
-        for _ in self.times():
+        def fault():
             run = self.mpirun("run.json", *self.steps, "--inject-fault",
                               "1:3:slow=10")
+            self.wait_for_steps(3)
+            begin = time.monotonic()
+            named = self.until(r"rank 1 on node2 takes \d+\.\d times as long "
+                               "as the other")
+            seconds = time.monotonic() - begin
             self.ends(run)
-            self.assertRegex(self.output(), r"rank 1 on node2 takes \d+\.\d times "
-                             "as long as the other")
             self.expect_whole()
+            return Outcome(seconds, 0, re.sub(r"\d+\.\d", "N", named[0]))
+        self.repeat(fault)
 
     def test_a_full_disk(self):
-        # A file size limit stands in for one, only on this host.
+        # A file size limit stands in for one, in mid-run and on this host.
         script = self.path("zero")
         with open(script, "w") as file:
-            file.write("#!/bin/bash\n[ $(hostname) != node2 ] || "
-                       "{ trap '' XFSZ; ulimit -f 10; }\n"
-                       "exec %s \"$@\"\n" % ZERO)
+            file.write("#!/bin/bash\ntrap '' XFSZ\nexec %s \"$@\"\n" % ZERO)
         os.chmod(script, 0o755)
-        for _ in self.times():
+
+        def fault():
             with unittest.mock.patch.dict(self.env, {"ZERO": script}):
                 run = self.mpirun("run.json", *self.steps)
-            self.ends(run)
-            self.assertRegex(self.output(), "rank 1: cannot write .*step-"
-                             "00000010.*: file too large")
-            self.assertIn("warning: no checkpoint at step 10: rank 1 cannot "
-                          "write", self.output())
-            self.assertEqual(self.summary()["failed_checkpoints"], 100)
+            self.wait_for_steps(25)
+            begin = time.monotonic()
+            self.cluster("on", "node2", "bash", "-c",
+                         "prlimit --fsize=10000 --pid $(pgrep -x zero)")
+            self.until("warning: no checkpoint at step .*: rank 1 cannot write")
+            said = self.until("rank 1: cannot write .*: file too large")
+            seconds = time.monotonic() - begin
+            # Training continues until it is told to stop; then an exit status
+            # of 130 would promise a checkpoint.
+            run.send_signal(signal.SIGUSR1)
+            self.ends(run, code=1)
+            self.assertIn("its checkpoint could not be written", self.output())
+            self.assertGreater(self.summary()["failed_checkpoints"], 0)
+            self.ends(self.mpirun("run.json", *self.steps))
+            self.assertIn("resumed from run/checkpoints/step-", self.output())
             self.expect_whole()
+            return Outcome(seconds, 1,
+                           re.sub(r"'\S*step-\S*'", "FILE", said[0]),
+                           "resumed to the same bits")
+        self.repeat(fault)
 
 
 if __name__ == "__main__":
+    if "--repeat" in sys.argv:
+        place = sys.argv.index("--repeat")
+        REPEAT = int(sys.argv[place + 1])
+        del sys.argv[place:place + 2]
     unittest.main()

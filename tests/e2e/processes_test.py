@@ -89,6 +89,21 @@ class ProcessesTest(RunsTest):
                                 more=["--resume", "latest"]))
         self.assertEqual(self.hash_of("parts"), self.hash_of("whole"))
 
+    def test_no_process_promises_a_checkpoint_that_one_could_not_write(self):
+        # A file size limit stands in for a full disk.
+        zero = self.arguments("full", 1, ("training.steps=100000",
+                                          "zero_optimization.stage=3"))
+        run = self.start(MPIRUN + ["-n", "1"] + zero + [
+            ":", "-n", "1", "bash", "-c",
+            "trap '' XFSZ; ulimit -f 10; exec \"$@\"", "bash"] + zero)
+        self.wait_for_steps(run, "full", 3)
+        run.send_signal(signal.SIGUSR1)
+        text = self.end(run, code=1)
+        # Both, with the same exit status: a launcher takes that of either.
+        self.assertEqual(text.count("zero: stopped by a signal, and its "
+                                    "checkpoint could not be written: "), 2,
+                         text)
+
     def test_processes_that_do_not_share_a_folder_are_told_at_the_start(self):
         other = self.path("elsewhere")
         os.makedirs(other)

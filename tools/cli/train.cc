@@ -240,7 +240,7 @@ absl::Status Train(TrainFlags flags) {
                : std::move(end);
   };
   std::atomic<bool> interrupted = false, saved = false;
-  std::string not_saved;  // why a stopped run has no checkpoint, on rank 0
+  std::string not_saved;  // why a stopped run has no checkpoint
   absl::Status status = RunRanks(
       flags.run, loaded.config, ranks, [&](const Rank& rank) -> absl::Status {
         const bool leads = rank.rank() == 0;
@@ -259,6 +259,9 @@ absl::Status Train(TrainFlags flags) {
         ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
         if (leads) {
           PrintSummary(summary, loaded.config, flags.run, flags.link, &console);
+        }
+        // In every process: a launcher takes the exit status of any.
+        if (rank.rank() == flags.run.first_rank()) {
           not_saved = summary.checkpoint_error;
         }
         if (summary.interrupted) interrupted = true;
