@@ -1,4 +1,4 @@
-"""The program with --device cuda, on the two emulated GPUs."""
+"""The program with --device cuda, on emulated GPUs."""
 
 import contextlib
 import json
@@ -142,8 +142,7 @@ class EmulatedGpuTest(EmulatedGpuTestCase):
 
 
 class ProcessesTest(EmulatedGpuTestCase):
-    """Ranks in separate processes, only during start-up: the fake NCCL cannot
-    connect them."""
+    """Ranks in separate processes, as torchrun starts them."""
 
     def setUp(self):
         super().setUp()
@@ -151,11 +150,12 @@ class ProcessesTest(EmulatedGpuTestCase):
             self.port = free.getsockname()[1]
 
     @contextlib.contextmanager
-    def rank(self, rank, world, *args):
-        """The process of a rank, on its own machine."""
+    def rank(self, rank, world, *args, **variables):
+        """The process of a rank; without other variables on its own machine."""
         env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world),
                "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port),
+               **variables}
         process = subprocess.Popen(
             [ZERO, "train", "config.json", "--device", "cuda", *args],
             cwd=self.folder, env=env, text=True, stdout=subprocess.PIPE,
@@ -166,6 +166,17 @@ class ProcessesTest(EmulatedGpuTestCase):
             if process.poll() is None:
                 process.kill()
                 process.communicate()
+
+    def ranks(self, stack, world, name, *args):
+        """The processes of all ranks, each with a GPU of this machine, which
+        the fake NCCL connects; the run writes to the folder `name`."""
+        meeting = self.path(name + "-nccl")
+        os.mkdir(meeting)
+        return [stack.enter_context(self.rank(
+            rank, world, "--set", "training.out_dir=" + name, *args,
+            LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
+            EMULATED_GPUS=str(world), FAKE_NCCL_FOLDER=meeting))
+                for rank in range(world)]
 
     def connect(self, first):
         """A connection to rank 0, as soon as it listens."""
@@ -201,6 +212,47 @@ class ProcessesTest(EmulatedGpuTestCase):
     def blocked_signals(self, process):
         with open("/proc/%d/status" % process.pid) as f:
             return int(re.search(r"SigBlk:\t(\w+)", f.read()).group(1), 16)
+
+    def test_processes_have_the_bits_of_threads_at_every_stage(self):
+        world = 4
+        for stage in range(4):
+            with self.subTest(stage=stage), contextlib.ExitStack() as stack:
+                sets = ["--set", "zero_optimization.stage=%d" % stage]
+                if stage == 3:  # two groups: communicators between them too
+                    sets += ["--set", "zero_optimization.mics_shard_size=2"]
+                name = "stage%d" % stage
+                for process in self.ranks(stack, world, name, *sets):
+                    self.end_of(process, code=0)
+                threads = subprocess.run(
+                    [ZERO, "train", "config.json", "--device", "cuda",
+                     "--ranks", str(world), "--set", "training.out_dir=threads",
+                     "--set", "communication.backend=nccl", *sets],
+                    cwd=self.folder, text=True, capture_output=True,
+                    timeout=300, env={**os.environ, "EMULATED_GPUS":
+                                      str(world)})
+                self.assertEqual(threads.returncode, 0, threads.stderr)
+                hashes = []
+                for out_dir in (name, "threads"):
+                    with open(self.path(out_dir + "/summary.json")) as file:
+                        hashes.append(json.load(file)["parameters_hash"])
+                self.assertEqual(*hashes)
+
+    def test_a_killed_process_ends_all_and_is_named(self):
+        with contextlib.ExitStack() as stack:
+            first, second, third = self.ranks(
+                stack, 3, "killed", "--set", "training.steps=100000", "--set",
+                "train_batch_size=6", "--set", "zero_optimization.stage=3",
+                "--set", "communication.timeout_seconds=10")
+            while not os.path.exists(self.path("killed/metrics.jsonl")):
+                self.assertIsNone(first.poll())
+                time.sleep(0.05)
+            second.kill()
+            second.communicate()
+            begin = time.monotonic()
+            for process in (first, third):
+                self.assertRegex(self.end_of(process), r"rank 1 ended without "
+                                 "reporting an error: its connection closed")
+            self.assertLess(time.monotonic() - begin, 10)
 
     def test_a_signal_ends_a_rank_that_waits_for_others(self):
         with self.rank(0, 4) as first:

@@ -1,10 +1,14 @@
 #include "tests/support/fake_nccl.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -45,17 +49,34 @@ struct Call {
   }
 };
 
+using Bytes = std::vector<char>;
+
+// What rank `rank` of another process can read: a file that appears whole, at
+// `path` with the rank at its end. Nobody waits for a file: streams and the
+// engine's watch look again while they sleep.
+std::string FileOf(const std::string& path, size_t rank) {
+  return path + "." + std::to_string(rank);
+}
+bool IsPublished(const std::string& path, size_t rank) {
+  return !path.empty() && access(FileOf(path, rank).c_str(), F_OK) == 0;
+}
+void Publish(const std::string& path, size_t rank, const Bytes& bytes);
+Bytes Published(const std::string& path, size_t rank);
+
 // Concurrent work of a clique's ranks: one group of calls of each.
 struct Launch {
+  std::string path;  // of its files; empty: all ranks are of this process
   std::vector<std::vector<Call>> calls;  // by rank
   std::vector<bool> issued, arrived;
+  std::vector<Bytes> loaded;  // by rank: what calls of other processes point to
   bool done = false;
 };
 
 // The ranks of one communicator.
 struct Clique {
   int size = 0;
-  std::vector<ncclComm*> comms;  // by rank; null: not yet created
+  std::string path;              // of its files; empty: as above
+  std::vector<ncclComm*> comms;  // by rank; null: not yet created, or elsewhere
   std::map<int64_t, std::shared_ptr<Launch>> launches;
   // For the nth split: color and new communicator of every rank so far.
   struct Entry {
@@ -64,9 +85,15 @@ struct Clique {
   };
   std::map<int, std::vector<Entry>> splits;
 
+  void Join(int rank, ncclComm* comm) {
+    comms[rank] = comm;
+    if (!path.empty()) Publish(path, rank, {});
+  }
   bool complete() const {
-    return static_cast<int>(comms.size()) == size &&
-           std::find(comms.begin(), comms.end(), nullptr) == comms.end();
+    for (size_t rank = 0; rank < comms.size(); ++rank) {
+      if (comms[rank] == nullptr && !IsPublished(path, rank)) return false;
+    }
+    return static_cast<int>(comms.size()) == size;
   }
 };
 
@@ -79,6 +106,9 @@ struct ncclComm {
   int world_rank = 0;  // of the first communicator
   int64_t num_launched = 0;
   int num_splits = 0;
+  // Of a split not yet complete whose ranks are processes.
+  std::shared_ptr<zero::Clique> parent;
+  std::string split_path;
   int busy_polls = 0;  // how often the next polls say "in progress"
   bool init_hangs = false;
   bool aborted = false;
@@ -99,6 +129,8 @@ struct Fake {
   std::set<int> hanging_inits;
   std::set<void*> registered;
   uintptr_t num_handles = 0;
+  // Where ranks are processes: the folder in which they meet.
+  const char* const folder = std::getenv("FAKE_NCCL_FOLDER");
   int num_ids = 0, num_aborts = 0, num_fused = 0;
   bool connects_late = false;
   int version = NCCL_VERSION_CODE;
@@ -114,6 +146,20 @@ void Require(bool condition, const char* what) {
   if (condition) return;
   std::fprintf(stderr, "fake NCCL: %s\n", what);
   std::abort();
+}
+
+void Publish(const std::string& path, size_t rank, const Bytes& bytes) {
+  const std::string file = FileOf(path, rank), part = file + ".part";
+  std::ofstream out(part, std::ios::binary);
+  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  out.close();
+  Require(out.good() && std::rename(part.c_str(), file.c_str()) == 0,
+          "cannot write to FAKE_NCCL_FOLDER");
+}
+
+Bytes Published(const std::string& path, size_t rank) {
+  std::ifstream in(FileOf(path, rank), std::ios::binary);
+  return Bytes(std::istreambuf_iterator<char>(in), {});
 }
 
 struct Group {
@@ -176,8 +222,6 @@ void FoldTyped(const Call& call, void* into, const void* from, size_t count) {
   }
 }
 
-using Bytes = std::vector<char>;
-
 Bytes Copied(const void* data, size_t bytes) {
   const char* const begin = static_cast<const char*>(data);
   return Bytes(begin, begin + bytes);
@@ -194,7 +238,52 @@ Bytes Reduced(const Launch& launch, size_t index, size_t count) {
   return sum;
 }
 
+// Bytes that rank `rank` of `world` gives to others.
+size_t SendBytes(const Call& call, int rank, size_t world) {
+  const size_t bytes = call.count * SizeOf(call.type);
+  if (call.op == Op::kRecv) return 0;
+  if (call.op == Op::kBroadcast && rank != call.peer) return 0;
+  return call.op == Op::kReduceScatter ? bytes * world : bytes;
+}
+
+// A rank's calls and their data, for other processes.
+Bytes Packed(const Launch& launch, int rank) {
+  Bytes packed;
+  const auto add = [&](const void* data, size_t bytes) {
+    const Bytes piece = Copied(data, bytes);
+    packed.insert(packed.end(), piece.begin(), piece.end());
+  };
+  for (const Call& call : launch.calls[rank]) add(&call, sizeof(call));
+  for (const Call& call : launch.calls[rank]) {
+    add(call.send, SendBytes(call, rank, launch.calls.size()));
+  }
+  const size_t num_calls = launch.calls[rank].size();
+  add(&num_calls, sizeof(num_calls));
+  return packed;
+}
+
+// Takes what ranks of other processes have published since.
+void Load(Launch& launch) {
+  for (size_t r = 0; r < launch.calls.size(); ++r) {
+    if (launch.arrived[r] || !IsPublished(launch.path, r)) continue;
+    const Bytes& packed = launch.loaded[r] = Published(launch.path, r);
+    size_t num_calls = 0;
+    std::memcpy(&num_calls, packed.data() + packed.size() - sizeof(num_calls),
+                sizeof(num_calls));
+    launch.calls[r].resize(num_calls);
+    const char* data = packed.data() + num_calls * sizeof(Call);
+    for (size_t i = 0; i < num_calls; ++i) {
+      Call& call = launch.calls[r][i];
+      std::memcpy(&call, packed.data() + i * sizeof(Call), sizeof(Call));
+      call.send = data;
+      data += SendBytes(call, static_cast<int>(r), launch.calls.size());
+    }
+    launch.issued[r] = launch.arrived[r] = true;
+  }
+}
+
 struct Write {
+  size_t rank;
   void* to;
   Bytes bytes;
 };
@@ -226,7 +315,7 @@ void AddCollective(const Launch& launch, size_t index,
     const size_t offset = first.op == Op::kReduceScatter ? r * bytes : 0;
     const size_t size = first.op == Op::kReduceScatter ? bytes : result.size();
     writes->push_back(
-        {launch.calls[r][index].recv, Copied(result.data() + offset, size)});
+        {r, launch.calls[r][index].recv, Copied(result.data() + offset, size)});
   }
 }
 
@@ -243,7 +332,7 @@ void AddPointToPoint(const Launch& launch, std::vector<Write>* writes) {
         }
         if (skip-- > 0) continue;
         writes->push_back(
-            {call.recv, Copied(other.send, call.count * SizeOf(call.type))});
+            {r, call.recv, Copied(other.send, call.count * SizeOf(call.type))});
         break;
       }
     }
@@ -271,7 +360,8 @@ bool Fits(const Launch& launch) {
   return sent == received;
 }
 
-// All of it at once, for all ranks: reads everything before it writes.
+// All of it at once, for all ranks of this process: reads everything before it
+// writes.
 void Execute(Launch& launch) {
   if (launch.done) return;
   launch.done = true;
@@ -283,12 +373,14 @@ void Execute(Launch& launch) {
   }
   AddPointToPoint(launch, &writes);
   for (const Write& write : writes) {
-    if (write.bytes.empty()) continue;
+    if (write.bytes.empty() || !launch.loaded[write.rank].empty()) continue;
     std::memcpy(write.to, write.bytes.data(), write.bytes.size());
   }
+  launch.loaded.clear();
 }
 
-bool CanRun(const Launch& launch) {
+bool CanRun(Launch& launch) {
+  if (!launch.done && !launch.path.empty()) Load(launch);
   return launch.done || (std::find(launch.arrived.begin(), launch.arrived.end(),
                                    false) == launch.arrived.end() &&
                          Fits(launch));
@@ -297,20 +389,30 @@ bool CanRun(const Launch& launch) {
 ncclResult_t Enqueue(ncclComm* comm, std::vector<Call> calls,
                      cudaStream_t stream) {
   std::shared_ptr<Launch> launch;
+  std::string last;  // the path of the clique's last one
   {
     std::lock_guard<std::mutex> lock(Get().mutex);
     Require(comm->clique != nullptr && comm->clique->complete(),
             "a collective before the communicator is ready");
     Require(!comm->finalized, "a collective after ncclCommFinalize");
     Clique& clique = *comm->clique;
-    auto& slot = clique.launches[comm->num_launched++];
+    const auto path = [&](int64_t number) {
+      return clique.path.empty() || number < 0
+                 ? ""
+                 : clique.path + "-launch" + std::to_string(number);
+    };
+    last = path(comm->num_launched - 1);
+    auto& slot = clique.launches[comm->num_launched];
     if (slot == nullptr) {
       slot = std::make_shared<Launch>();
+      slot->path = path(comm->num_launched);
       slot->calls.resize(clique.size);
+      slot->loaded.resize(clique.size);
       slot->issued.resize(clique.size);
       slot->arrived.resize(clique.size);
     }
     launch = slot;
+    ++comm->num_launched;
     if (calls.size() > 1) ++Get().num_fused;
     launch->calls[comm->rank] = std::move(calls);
     launch->issued[comm->rank] = true;
@@ -321,6 +423,9 @@ ncclResult_t Enqueue(ncclComm* comm, std::vector<Call> calls,
   cudaError_t error = emulator::Enqueue(stream, [launch, rank = comm->rank] {
     std::lock_guard<std::mutex> lock(Get().mutex);
     launch->arrived[rank] = true;
+    if (!launch->path.empty()) {
+      Publish(launch->path, rank, Packed(*launch, rank));
+    }
   });
   if (error != cudaSuccess) return ncclUnhandledCudaError;
   error = emulator::EnqueueWhen(
@@ -329,9 +434,12 @@ ncclResult_t Enqueue(ncclComm* comm, std::vector<Call> calls,
         std::lock_guard<std::mutex> lock(Get().mutex);
         return comm->aborted || CanRun(*launch);
       },
-      [launch, comm] {
+      [launch, comm, last] {
         std::lock_guard<std::mutex> lock(Get().mutex);
-        if (!comm->aborted) Execute(*launch);
+        if (comm->aborted) return;
+        Execute(*launch);
+        // All ranks are here, so all have read the last one.
+        if (!last.empty()) std::remove(FileOf(last, comm->rank).c_str());
       });
   return error == cudaSuccess ? ncclInProgress : ncclUnhandledCudaError;
 }
@@ -368,7 +476,8 @@ bool IsConnecting(const Fake& fake, const ncclComm& comm) {
 }
 
 // Once all ranks of the parent have called, makes the new cliques.
-void FinishSplit(const std::vector<Clique::Entry>& entries) {
+void FinishSplit(const std::vector<Clique::Entry>& entries,
+                 const std::string& path) {
   std::map<int, std::vector<Clique::Entry>> by_color;
   for (const auto& entry : entries) by_color[entry.color].push_back(entry);
   for (auto& [color, members] : by_color) {
@@ -376,12 +485,30 @@ void FinishSplit(const std::vector<Clique::Entry>& entries) {
               [](const auto& a, const auto& b) { return a.key < b.key; });
     const auto clique = std::make_shared<Clique>();
     clique->size = static_cast<int>(members.size());
-    for (const auto& member : members) {
-      member.comm->clique = clique;
-      member.comm->rank = static_cast<int>(clique->comms.size());
-      clique->comms.push_back(member.comm);
+    clique->comms.resize(members.size());
+    if (!path.empty()) clique->path = path + "-color" + std::to_string(color);
+    for (int rank = 0; rank < clique->size; ++rank) {
+      ncclComm* const comm = members[rank].comm;
+      if (comm == nullptr) continue;  // of another process
+      comm->clique = clique;
+      comm->rank = rank;
+      clique->Join(rank, comm);
     }
   }
+}
+
+// The same where they are processes, each of which looks whether all have.
+void FinishSplitOfProcesses(ncclComm& comm) {
+  std::vector<Clique::Entry> entries;
+  for (int rank = 0; rank < comm.parent->size; ++rank) {
+    if (!IsPublished(comm.split_path, rank)) return;
+    Clique::Entry entry;
+    const Bytes bytes = Published(comm.split_path, rank);
+    std::memcpy(&entry, bytes.data(), sizeof(entry));
+    entry.comm = entry.world_rank == comm.world_rank ? &comm : nullptr;
+    entries.push_back(entry);
+  }
+  FinishSplit(entries, comm.split_path);
 }
 
 }  // namespace
@@ -471,7 +598,8 @@ const char* ncclGetLastError(ncclComm_t) { return "said by the fake"; }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   std::lock_guard<std::mutex> lock(Get().mutex);
   std::memset(id->internal, 0, sizeof(id->internal));
-  std::snprintf(id->internal, sizeof(id->internal), "id %d", Get().num_ids++);
+  std::snprintf(id->internal, sizeof(id->internal), "id-%d-%d", getpid(),
+                Get().num_ids++);
   return ncclSuccess;
 }
 
@@ -485,6 +613,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id,
     clique = std::make_shared<zero::Clique>();
     clique->size = size;
     clique->comms.resize(size);
+    if (Get().folder != nullptr) {
+      clique->path = std::string(Get().folder) + "/" + id.internal;
+    }
   }
   if (clique->size != size || clique->comms[rank] != nullptr) {
     return ncclInvalidArgument;
@@ -492,7 +623,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id,
   ncclComm* const comm = zero::MakeComm(Get(), rank);
   comm->clique = clique;
   comm->rank = rank;
-  clique->comms[rank] = comm;
+  clique->Join(rank, comm);
   *out = comm;
   return ncclInProgress;
 }
@@ -503,11 +634,20 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key,
                 "a communicator that blocks");
   std::lock_guard<std::mutex> lock(Get().mutex);
   ncclComm* const comm = zero::MakeComm(Get(), parent->world_rank);
-  auto& entries = parent->clique->splits[parent->num_splits++];
-  entries.push_back({color, key, parent->world_rank, comm});
+  const int number = parent->num_splits++;
+  const zero::Clique::Entry entry{color, key, parent->world_rank, comm};
   parent->busy_polls = 1;
-  if (static_cast<int>(entries.size()) == parent->clique->size) {
-    zero::FinishSplit(entries);
+  if (parent->clique->path.empty()) {
+    auto& entries = parent->clique->splits[number];
+    entries.push_back(entry);
+    if (static_cast<int>(entries.size()) == parent->clique->size) {
+      zero::FinishSplit(entries, /*path=*/"");
+    }
+  } else {
+    comm->parent = parent->clique;
+    comm->split_path = parent->clique->path + "-split" + std::to_string(number);
+    zero::Publish(comm->split_path, parent->rank,
+                  zero::Copied(&entry, sizeof(entry)));
   }
   *out = comm;
   return ncclInProgress;
@@ -517,6 +657,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   std::lock_guard<std::mutex> lock(Get().mutex);
   zero::Require(Get().live.count(comm) == 1,
                 "a question to a communicator that is gone");
+  if (comm->clique == nullptr && comm->parent != nullptr) {
+    zero::FinishSplitOfProcesses(*comm);
+  }
   const auto error = Get().async_errors.find(comm->world_rank);
   if (error != Get().async_errors.end()) {
     *result = error->second;

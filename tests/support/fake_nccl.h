@@ -2,7 +2,9 @@
 // functions that engine/comm/nccl calls, over the fake CUDA runtime: ranks are
 // threads, collectives run on their streams when all ranks' streams have
 // reached them with matching calls; else they wait, like NCCL, until they are
-// aborted.
+// aborted. With FAKE_NCCL_FOLDER in the environment each rank is a process:
+// they exchange their calls and data as files of that folder, which must be
+// new.
 #ifndef ZERO_TESTS_SUPPORT_FAKE_NCCL_H_
 #define ZERO_TESTS_SUPPORT_FAKE_NCCL_H_
 

@@ -21,7 +21,8 @@ void SetOrder(Order order, uint64_t seed = 1);
 // this seed, half of the time as late as events allow.
 void SetStreamSeed(uint64_t seed);
 
-// Sets the number of devices (default 2), before the first use of one.
+// Sets the number of devices (default: EMULATED_GPUS of the environment, or 2),
+// before the first use of one.
 void SetDeviceCount(int count);
 // Sets the memory of each (default 8 GiB), from now on.
 void SetDeviceMemory(int64_t bytes);

@@ -1,5 +1,6 @@
 #include "tests/support/cuda_emulator/fake_streams.h"
 
+#include <cstdlib>
 #include <utility>
 
 #include "tests/support/cuda_emulator/fake_gpu.h"
@@ -11,7 +12,10 @@ Gpu& Gpu::Get() {
   return *gpu;
 }
 
-Gpu::Gpu() { SetDevices(2); }
+Gpu::Gpu() {
+  const char* const devices = std::getenv("EMULATED_GPUS");
+  SetDevices(devices == nullptr ? 2 : std::atoi(devices));
+}
 
 void Gpu::SetDevices(int count) {
   while (static_cast<int>(devices.size()) < count) {
