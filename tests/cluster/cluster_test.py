@@ -266,6 +266,10 @@ class Hang(AssertionError):
     """Something that must happen did not."""
 
 
+class Late(Exception):
+    """The run was over before the fault: this machine was too busy."""
+
+
 class Outcome:
     """How a run ended after a fault: the seconds until then, the exit code of
     zero, what it said, what the restart did. `restart` is set later."""
@@ -319,15 +323,18 @@ class FaultsTest(HostsTest):
         separate folder, and raises the first error after the last call."""
         name = self.id().split(".")[-1]
         outcomes = self.outcomes[name] = []
-        for number in range(REPEAT):
+        while len(outcomes) < REPEAT:
             begin = time.monotonic()
             try:
                 outcomes.append(fault())
+            except Late as error:
+                print(repr(error), flush=True)
+                self.cluster("up", str(self.hosts))
             except (AssertionError, subprocess.TimeoutExpired) as error:
                 outcomes.append(error)
                 print(error, flush=True)
                 self.cluster("up", str(self.hosts))
-            print("%s %d: %.1f s" % (name, number + 1,
+            print("%s %d: %.1f s" % (name, len(outcomes),
                                      time.monotonic() - begin), flush=True)
             shutil.rmtree(self.path("run"), ignore_errors=True)
             with contextlib.suppress(FileNotFoundError):
@@ -352,7 +359,11 @@ class FaultsTest(HostsTest):
         `message`, and is restarted."""
         begin = time.monotonic()
         fault()
-        ended = self.until(r"zero ended with (\d+)")
+        try:
+            ended = self.until(r"zero ended with (\d+)")
+        finally:
+            if len(self.metrics()) >= 1000:
+                raise Late(self.output()[-1000:])
         seconds = time.monotonic() - begin
         self.assertNotEqual(ended[1], "0", self.output())
         self.assertRegex(self.output(), message)
