@@ -4,6 +4,8 @@
 // One slow step means nothing if ranks share cores with each other and with
 // other programs, so a rank is named by how many of its last steps were slow,
 // and each step is compared with the same step of the others.
+// So a slow link is not found: until a message has arrived both its ends wait,
+// as they do for a late rank, and every other rank waits for these two.
 // Pure: a function of a table of times.
 #ifndef ZERO_ENGINE_TRAIN_STRAGGLERS_H_
 #define ZERO_ENGINE_TRAIN_STRAGGLERS_H_
