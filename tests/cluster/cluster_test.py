@@ -57,7 +57,8 @@ class HostsTest(unittest.TestCase):
     def setUpClass(cls):
         cls.state = tempfile.mkdtemp(prefix="zero-hosts-", dir=TEMP)
         cls.env = {**os.environ, "CLUSTER": cls.state, "ZERO": ZERO,
-                   "JOBS": JOBS, "OMPI_MCA_plm_rsh_agent": CLUSTER + " rsh"}
+                   "JOBS": JOBS, "PATIENCE": "30",
+                   "OMPI_MCA_plm_rsh_agent": CLUSTER + " rsh"}
         cls.addClassCleanup(cls.cluster, "down")
         cls.cluster("up", str(cls.hosts))
 
