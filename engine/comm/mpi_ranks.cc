@@ -306,8 +306,13 @@ absl::Status RunMpiProcess(const Launch& launch, int ranks_here,
                          options);
   std::vector<int> ranks(ranks_here);
   std::iota(ranks.begin(), ranks.end(), process * ranks_here);
-  absl::Status status =
-      RunRanksOf(transport, ranks, options, make_device, body);
+  LocalRanksOptions named = options;
+  if (options.on_hang) {
+    named.on_hang = [&](const absl::Status& hang) {
+      options.on_hang(transport.WithPlaces(hang));
+    };
+  }
+  absl::Status status = RunRanksOf(transport, ranks, named, make_device, body);
   if (status.ok()) {
     status = MeetInStore(*store, "end of the run", process, processes, timeout);
   }

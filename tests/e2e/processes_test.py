@@ -131,6 +131,9 @@ class ProcessesTest(RunsTest):
              r"channel \"reduce\": .*injected fault"),
             ("3:2:stop", r"step 2: mpi: rank 3 did not arrive at #\d+ of channel .*rank 3 "
              r"is of process 1, pid \d+ on "),
+            # What the process of the hanging rank itself says.
+            ("0:2:stop", r"rank 0 hangs and is abandoned; rank 0 is of process 0, pid "
+             r"\d+ on "),
         ):
             with self.subTest(fault=fault):
                 text = self.failure(
