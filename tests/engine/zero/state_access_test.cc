@@ -338,10 +338,12 @@ TEST(StateAccessTest, EachBlockOnADiskIsWrittenOnceAndNoneIsRead) {
     job.options.plan.homes = {.parameters = parameters,
                               .optimizer = Home::kNvme};
     job.options.swap.path = disk.path();
+    std::mutex mutex;               // of the threads that read and that write
     std::map<int64_t, int> writes;  // by place in the file
     int reads = 0;
     job.options.swap.io.fault = [&](DiskCall call, int64_t offset, int64_t,
                                     int64_t result) {
+      std::lock_guard<std::mutex> lock(mutex);
       if (call == DiskCall::kWrite) ++writes[offset];
       reads += call == DiskCall::kRead;
       return result;
@@ -351,16 +353,20 @@ TEST(StateAccessTest, EachBlockOnADiskIsWrittenOnceAndNoneIsRead) {
       std::map<int64_t, int> want;
       const auto expect_each_once = [&](const char* what) {
         SCOPED_TRACE(what);
+        std::lock_guard<std::mutex> lock(mutex);
         for (const auto& [offset, times] : writes) EXPECT_EQ(times, 1);
         if (want.empty()) want = writes;
         EXPECT_FALSE(want.empty());
         EXPECT_EQ(writes, want);
         EXPECT_EQ(reads, 0);
       };
-      writes.clear();
+      const auto count_anew = [&] {
+        std::lock_guard<std::mutex> lock(mutex);
+        writes.clear();
+        reads = 0;
+      };
       rig->states().Initialize(1);
-      reads = 0;
-      writes.clear();
+      count_anew();
       rig->states().Initialize(1);
       expect_each_once("drawn");
       for (int i = 0; i < 2; ++i) {
@@ -368,8 +374,7 @@ TEST(StateAccessTest, EachBlockOnADiskIsWrittenOnceAndNoneIsRead) {
       }
       ZERO_ASSIGN_OR_RETURN(const std::string hash, rig->states().Hash());
       Put(rig, &kept);
-      writes.clear();
-      reads = 0;
+      count_anew();
       ZERO_RETURN_IF_ERROR(
           rig->states().Load([](const Parameter& parameter, int64_t begin,
                                 int64_t count, float* out) {
@@ -378,7 +383,7 @@ TEST(StateAccessTest, EachBlockOnADiskIsWrittenOnceAndNoneIsRead) {
             }
           }));
       expect_each_once("read");
-      writes.clear();
+      count_anew();
       ZERO_RETURN_IF_ERROR(rig->states().Restore(
           [&](const std::vector<StateAccess::KeptRange>& ranges)
               -> absl::StatusOr<StateAccess::ReadNextFn> {
