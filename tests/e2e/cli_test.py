@@ -783,9 +783,10 @@ class CliTest(unittest.TestCase):
         self.assertIn("disk does not exist", self.error("devices", "--disk",
                                                         "disk"))
         os.mkdir(os.path.join(self.folder, "disk"))
-        text = self.ok("devices", "--disk", "disk")
+        text = self.ok("devices", "--disk", "disk", "--host-threads", "3")
         self.assertRegex(text, r"as a host: copies to it [\d.]+ GB/s, from it "
-                               r"[\d.]+ GB/s; AdamW [\d.]+ G elements/s")
+                               r"[\d.]+ GB/s; AdamW [\d.]+ G elements/s by 3 "
+                               r"threads\n")
         self.assertRegex(text, r"disk: [\d.]+ GB/s read and as much written")
         self.assertEqual(os.listdir(os.path.join(self.folder, "disk")), [])
         self.assertIn("/dev/null", self.error("devices", "--disk",
