@@ -204,8 +204,7 @@ absl::Status Resumption::CheckUnfinished(
   return absl::FailedPreconditionError(absl::StrCat(
       "the run in ", out_dir,
       " is finished (summary.json: ", summary["steps"].get<int64_t>(),
-      " steps) and has no checkpoint of its "
-      "end; ",
+      " steps) and has no checkpoint of its end; ",
       present.empty()
           ? "leave out --resume to repeat it"
           : absl::StrCat("raise training.steps to continue from ",

@@ -220,7 +220,6 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     ZERO_ASSIGN_OR_RETURN(host_,
                           Arena::Make(*rank_->device, MemoryKind::kHost, bytes,
                                       "model states of the host", host_ledger));
-    host_->Touch();
   }
   ZERO_ASSIGN_OR_RETURN(
       transient_,
@@ -255,6 +254,9 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   context_->recompute = options_.recompute;
   context_->max_kept_logits_bytes = MaxKeptLogitsBytes(plan_, options_);
   states_->Bind(*compute_);
+  // In Bind the threads that update the host's states touched those first; this
+  // is the rest of its memory.
+  if (host_ != nullptr) host_->Touch();
   for (size_t u = 0; u < units_.size(); ++u) {
     if (static_cast<int>(u) < plan_.num_computing) {
       units_[u].unit = model_->units()[plan_.units[u].model_unit].get();

@@ -522,8 +522,7 @@ void Print(const Memory& memory, const MemoryFlags& flags) {
       "note: * is the config's own; fixed: what the program, its libraries and "
       "a GPU's context take\n"
       "note: recompute off: only norms, GELU and SwiGLU; nothing: not even "
-      "those "
-      "(keep_all); selective, full: by granularity\n");
+      "those (keep_all); selective, full: by granularity\n");
   PrintFormulaNotes(memory.rows);
   for (const std::string& note : memory.notes) {
     absl::PrintF("note: %s\n", note);
