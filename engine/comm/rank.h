@@ -102,7 +102,7 @@ struct Rank {
 // Rank `rank` of `world`, in groups of `shards` (0: one group), whose
 // collectives move nothing: a world of one, or the meta device's stand-in for
 // any world.
-inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1,
+inline Rank MakeSoloRank(Device& device, int rank = 0, int world = 1,
                          int shards = 0,
                          BulkAlgorithm algorithm = BulkAlgorithm::kDirect) {
   if (shards == 0) shards = world;
@@ -115,8 +115,8 @@ inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1,
 
 // `rank` for a rehearsal on the meta device: connected alike, but its
 // collectives move nothing.
-inline Rank MakeImaginedRank(Device& meta, const Rank& rank) {
-  return MakeLoneRank(meta, rank.rank(), rank.world(), rank.shards(),
+inline Rank MakeRehearsalRank(Device& meta, const Rank& rank) {
+  return MakeSoloRank(meta, rank.rank(), rank.world(), rank.shards(),
                       rank.gather->algorithm());
 }
 

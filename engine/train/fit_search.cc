@@ -112,7 +112,7 @@ class Search {
     const int64_t world = rank_.world();
     const int64_t shards = config.zero_optimization.shards(world);
     Rank rank =
-        MakeLoneRank(*rank_.device, rank_.rank(), rank_.world(),
+        MakeSoloRank(*rank_.device, rank_.rank(), rank_.world(),
                      static_cast<int>(shards), rank_.gather->algorithm());
     rank.memory = rank_.memory;
     ZERO_ASSIGN_OR_RETURN(

@@ -318,7 +318,7 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   Rehearsal rehearsal;
   rehearsal.one_memory = rank.one_memory();
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-  const Rank imagined = MakeImaginedRank(*meta, rank);
+  const Rank imagined = MakeRehearsalRank(*meta, rank);
   ZERO_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                         MakeRunModel(config, tools, workload.train));
   rehearsal.plan =
@@ -389,7 +389,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
                         MakeRunModel(config, tools, workload.train));
   const Plan& plan = rehearsal.plan;
   if (!plan.owners.even()) {
-    Rank other = MakeLoneRank(*rank.device, rank.rank() == 0 ? 1 : 0,
+    Rank other = MakeSoloRank(*rank.device, rank.rank() == 0 ? 1 : 0,
                               rank.world(), rank.shards(), algorithm);
     other.memory = rank.memory;
     ZERO_ASSIGN_OR_RETURN(const Rehearsal others,

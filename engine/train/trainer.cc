@@ -139,7 +139,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
              eval_loader_ == nullptr ? 0 : eval_loader_->num_targets(),
              record_.step, scaling_, console_);
   report_->PrintDeviceNotes();
-  absl::Status status = CatchForAll([this]() -> absl::Status {
+  absl::Status status = AbortOnThrow([this]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(TakeSteps());
     ZERO_RETURN_IF_ERROR(CheckFinite(executor(), config_, record_));
     ZERO_RETURN_IF_ERROR(SaveLast());
@@ -184,7 +184,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   return summary;
 }
 
-absl::Status Trainer::CatchForAll(const std::function<absl::Status()>& work) {
+absl::Status Trainer::AbortOnThrow(const std::function<absl::Status()>& work) {
   bool threw = true;
   const absl::Status status = CatchExceptions([&] {
     absl::Status returned = work();

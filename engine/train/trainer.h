@@ -74,7 +74,7 @@ class Trainer {
   absl::Status OpenFolder();
   // Runs `work`; an exception (the system may refuse memory) is an error of all
   // ranks.
-  absl::Status CatchForAll(const std::function<absl::Status()>& work);
+  absl::Status AbortOnThrow(const std::function<absl::Status()>& work);
   absl::Status TakeSteps();
   // Between two steps, and after the last one.
   absl::Status EvaluateAndSampleIfDue();

@@ -116,7 +116,7 @@ class GoldenTest : public testing::TestWithParam<const char*> {
  protected:
   std::unique_ptr<Executor> MakeExecutor(Golden& golden, Recompute recompute) {
     device_ = MakeCpuDevice(2);
-    rank_ = MakeLoneRank(*device_);
+    rank_ = MakeSoloRank(*device_);
     auto executor = Executor::Make(
         rank_, *golden.model, MakePlan(DescribeUnits(*golden.model), {}),
         Options(recompute), {int64_t{64} << 20, 0}, &ledger_, &host_ledger_);

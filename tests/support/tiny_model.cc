@@ -121,7 +121,7 @@ Rig::Rig(std::unique_ptr<Rank> lone, std::unique_ptr<Model> model,
 
 Rig::Rig(Device& device, std::unique_ptr<Model> model,
          const RigOptions& options, int64_t activation_bytes, uint64_t seed)
-    : Rig(std::make_unique<Rank>(MakeLoneRank(device)), std::move(model),
+    : Rig(std::make_unique<Rank>(MakeSoloRank(device)), std::move(model),
           options, activation_bytes, seed) {}
 
 Rig::Rig(Device& device, const ModelConfig& config, const RigOptions& options,

@@ -95,7 +95,7 @@ absl::StatusOr<Json> Bench(Options options) {
                         LoadRunConfig(options.run, MissingFiles::kError));
   const Config& config = loaded.config;
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(options.run));
-  const Rank rank = MakeLoneRank(*device);
+  const Rank rank = MakeSoloRank(*device);
   ZERO_ASSIGN_OR_RETURN(const RunData run_data,
                         OpenRunData(config, /*need_train=*/true, 1));
   Console console(nullptr, /*is_terminal=*/false);

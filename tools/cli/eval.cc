@@ -60,7 +60,7 @@ absl::Status Eval(EvalFlags flags) {
   }
   ZERO_ASSIGN_OR_RETURN(const EvalLoader loader,
                         MakeEvalLoader(config, /*world=*/1, data));
-  const Rank rank = MakeLoneRank(*device);
+  const Rank rank = MakeSoloRank(*device);
   ZERO_ASSIGN_OR_RETURN(
       const auto session,
       Session::Make(rank, config, MakeModelTools(), {.evaluate = true}));

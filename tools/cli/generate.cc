@@ -95,7 +95,7 @@ absl::Status Run(GenerateFlags flags) {
   ZERO_RETURN_IF_ERROR(CheckPrompt(config, prompt.size(), context));
   ZERO_ASSIGN_OR_RETURN(const auto device,
                         OpenDevice(flags.run, 0, config.device.cuda));
-  const Rank rank = MakeLoneRank(*device);
+  const Rank rank = MakeSoloRank(*device);
   ZERO_ASSIGN_OR_RETURN(const auto session,
                         Session::Make(rank, config, MakeModelTools(),
                                       {.generate_tokens = context}));

@@ -267,7 +267,7 @@ Rank PlannedDevice::MakeRank(const RunOptions& options, const Config& config,
                              int rank) const {
   const LocalRanksOptions ranks = MakeRanksOptions(config, options.ranks);
   Rank planned =
-      MakeLoneRank(*device, rank, options.ranks, ranks.shards,
+      MakeSoloRank(*device, rank, options.ranks, ranks.shards,
                    WantsNccl(options, config) ? BulkAlgorithm::kNative
                                               : ranks.local.algorithm);
   // Ranks on the CPU share the memory of their host.

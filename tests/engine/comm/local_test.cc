@@ -450,8 +450,9 @@ TEST(LocalTest, MembersOfAChannelAreCountedByTheirPlace) {
 
 // Runs fn on all ranks, each on a worker stream, and returns how each rank's
 // communicator ended.
-std::vector<absl::Status> Endings(const std::shared_ptr<LocalGroup>& group,
-                                  const std::function<void(RankContext&)>& fn) {
+std::vector<absl::Status> RankOutcomes(
+    const std::shared_ptr<LocalGroup>& group,
+    const std::function<void(RankContext&)>& fn) {
   std::vector<absl::Status> statuses(group->world());
   const absl::Status ignored = RunOnGroup(
       group, StreamRole::kReduce, [&](RankContext& rank) -> absl::Status {
@@ -476,18 +477,19 @@ std::shared_ptr<LocalGroup> ShortGroup(int world) {
 }
 
 TEST(LocalTest, AnotherKindIsReportedOnAllRanks) {
-  const auto statuses = Endings(LocalGroup::Make(3), [](RankContext& rank) {
-    float send[12] = {}, recv[12];
-    rank.comm->Barrier(*rank.stream, "start");
-    if (rank.rank == 2) {
-      rank.comm->AllGather(*rank.stream, "block.1", DType::kF32,
-                           {{send, recv, 12}});
-    } else {
-      rank.comm->ReduceScatter(*rank.stream, "block.1", DType::kF32, true,
+  const auto statuses =
+      RankOutcomes(LocalGroup::Make(3), [](RankContext& rank) {
+        float send[12] = {}, recv[12];
+        rank.comm->Barrier(*rank.stream, "start");
+        if (rank.rank == 2) {
+          rank.comm->AllGather(*rank.stream, "block.1", DType::kF32,
                                {{send, recv, 12}});
-    }
-    rank.stream->Synchronize();
-  });
+        } else {
+          rank.comm->ReduceScatter(*rank.stream, "block.1", DType::kF32, true,
+                                   {{send, recv, 12}});
+        }
+        rank.stream->Synchronize();
+      });
   ExpectAll(statuses, absl::StatusCode::kFailedPrecondition,
             AllOf(HasSubstr("rank 2 differs from rank 0 at #2 of channel "
                             "\"test\""),
@@ -530,16 +532,16 @@ TEST(LocalTest, AnotherNameDtypeSizeSumOrRootIsReportedOnAllRanks) {
         rank.stream->Synchronize();
       }};
   for (const auto& one : cases) {
-    const auto statuses = Endings(LocalGroup::Make(2), [&](RankContext& rank) {
-      one(rank, rank.rank == 1);
-    });
+    const auto statuses =
+        RankOutcomes(LocalGroup::Make(2),
+                     [&](RankContext& rank) { one(rank, rank.rank == 1); });
     ExpectAll(statuses, absl::StatusCode::kFailedPrecondition,
               HasSubstr("rank 1 differs from rank 0 at #1"));
   }
 }
 
 TEST(LocalTest, ARankThatNeverArrivesIsNamedOnAllRanks) {
-  const auto statuses = Endings(ShortGroup(3), [](RankContext& rank) {
+  const auto statuses = RankOutcomes(ShortGroup(3), [](RankContext& rank) {
     float data = 0;
     rank.comm->Barrier(*rank.stream, "start");
     if (rank.rank == 1) {
@@ -561,7 +563,7 @@ TEST(LocalTest, ARankThatNeverArrivesIsNamedOnAllRanks) {
 }
 
 TEST(LocalTest, ARankWhoseStreamIsBusyIsToldFromOneThatForgot) {
-  const auto statuses = Endings(ShortGroup(2), [](RankContext& rank) {
+  const auto statuses = RankOutcomes(ShortGroup(2), [](RankContext& rank) {
     if (rank.rank == 1) {
       rank.stream->Enqueue([&rank] {
         while (rank.comm->status().ok()) {
@@ -673,34 +675,36 @@ TEST(LocalTest, ARankThatLeavesIsMissedAtOnce) {
 }
 
 TEST(LocalTest, AbortWakesEverybodyAndTheFirstCounts) {
-  const auto statuses = Endings(LocalGroup::Make(3), [](RankContext& rank) {
-    if (rank.rank == 1) {
-      rank.comm->Abort(absl::DataLossError("the token file is torn"));
-      rank.comm->Abort(absl::InternalError("later"));
-    }
-    rank.comm->Barrier(*rank.stream, "start");
-  });
+  const auto statuses =
+      RankOutcomes(LocalGroup::Make(3), [](RankContext& rank) {
+        if (rank.rank == 1) {
+          rank.comm->Abort(absl::DataLossError("the token file is torn"));
+          rank.comm->Abort(absl::InternalError("later"));
+        }
+        rank.comm->Barrier(*rank.stream, "start");
+      });
   ExpectAll(statuses, absl::StatusCode::kDataLoss,
             "local: rank 1 aborted the run: the token file is torn");
 }
 
 TEST(LocalTest, WhatIsQueuedBehindAFailureChangesNothing) {
-  const auto statuses = Endings(LocalGroup::Make(2), [](RankContext& rank) {
-    float send[2] = {1, 2}, recv[2] = {5, 6}, all = 7;
-    rank.comm->Barrier(*rank.stream, rank.rank == 0 ? "a" : "b");
-    for (int i = 0; i < 100; ++i) {
-      rank.comm->AllGather(*rank.stream, "unit", DType::kF32,
-                           {{send, recv, 2}});
-      rank.comm->Broadcast(*rank.stream, "norm", DType::kF32, 0,
-                           {{send, &all, 1}});
-    }
-    rank.stream->Synchronize();
-    rank.comm->Barrier(*rank.stream, "after");
-    rank.stream->Synchronize();
-    EXPECT_EQ(recv[0], 5);
-    EXPECT_EQ(recv[1], 6);
-    EXPECT_EQ(all, 7);
-  });
+  const auto statuses =
+      RankOutcomes(LocalGroup::Make(2), [](RankContext& rank) {
+        float send[2] = {1, 2}, recv[2] = {5, 6}, all = 7;
+        rank.comm->Barrier(*rank.stream, rank.rank == 0 ? "a" : "b");
+        for (int i = 0; i < 100; ++i) {
+          rank.comm->AllGather(*rank.stream, "unit", DType::kF32,
+                               {{send, recv, 2}});
+          rank.comm->Broadcast(*rank.stream, "norm", DType::kF32, 0,
+                               {{send, &all, 1}});
+        }
+        rank.stream->Synchronize();
+        rank.comm->Barrier(*rank.stream, "after");
+        rank.stream->Synchronize();
+        EXPECT_EQ(recv[0], 5);
+        EXPECT_EQ(recv[1], 6);
+        EXPECT_EQ(all, 7);
+      });
   ExpectAll(statuses, absl::StatusCode::kFailedPrecondition,
             HasSubstr("rank 1 is in barrier \"b\", rank 0 in barrier \"a\""));
 }

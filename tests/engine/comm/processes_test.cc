@@ -384,8 +384,8 @@ TEST(RoundsTest, WhatIsReceivedInARoundIsBounded) {
 // ---- Failures ---------------------------------------------------------------
 
 // How the ranks of all processes ended.
-std::vector<absl::Status> Endings(const Groups& groups,
-                                  const std::function<void(RankContext&)>& fn) {
+std::vector<absl::Status> RankOutcomes(
+    const Groups& groups, const std::function<void(RankContext&)>& fn) {
   std::vector<absl::Status> statuses(groups.front()->world());
   RunOnGroups(groups, StreamRole::kReduce,
               [&](RankContext& rank) -> absl::Status {
@@ -399,8 +399,8 @@ std::vector<absl::Status> Endings(const Groups& groups,
 }
 
 TEST(ProcessesTest, AnotherCollectiveOfAnotherProcessIsNamed) {
-  const auto statuses =
-      Endings(MakeProcesses(4, 2, absl::Seconds(20)), [](RankContext& rank) {
+  const auto statuses = RankOutcomes(
+      MakeProcesses(4, 2, absl::Seconds(20)), [](RankContext& rank) {
         Values piece(DType::kF32, 8), full(DType::kF32, 32);
         if (rank.rank < 2) {
           rank.comm->AllGather(*rank.stream, "all", DType::kF32,
@@ -418,7 +418,7 @@ TEST(ProcessesTest, AnotherCollectiveOfAnotherProcessIsNamed) {
 }
 
 TEST(ProcessesTest, ALateRankOfAnotherProcessIsNamed) {
-  const auto statuses = Endings(
+  const auto statuses = RankOutcomes(
       MakeProcesses(4, 2, absl::Milliseconds(500)), [](RankContext& rank) {
         if (rank.rank == 3) {
           std::this_thread::sleep_for(std::chrono::seconds(2));
@@ -436,7 +436,7 @@ TEST(ProcessesTest, ALateRankOfAnotherProcessIsNamed) {
 TEST(ProcessesTest, ANetworkThatFailsEndsAllRanks) {
   const auto wire = std::make_shared<FakeWire>();
   std::barrier all_are_past_it(4);
-  const auto statuses = Endings(
+  const auto statuses = RankOutcomes(
       MakeProcesses(4, 2, absl::Minutes(5), wire), [&](RankContext& rank) {
         rank.comm->Barrier(*rank.stream, "before");
         rank.stream->Synchronize();
@@ -462,7 +462,7 @@ TEST(ProcessesTest, ANetworkThatFailsEndsAllRanks) {
 // A failure of other processes ends collectives in flight.
 TEST(ProcessesTest, AFailureElsewhereEndsTheWait) {
   const Groups groups = MakeProcesses(2, 2);
-  const auto statuses = Endings(groups, [&](RankContext& rank) {
+  const auto statuses = RankOutcomes(groups, [&](RankContext& rank) {
     if (rank.rank == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       groups[0]->Fail(absl::DataLossError("disk on fire"));

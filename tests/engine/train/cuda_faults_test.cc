@@ -251,7 +251,7 @@ TEST(CudaFaultsTest, AFailureInTheMiddleOfARingLetsTheOthersGo) {
 TEST(CudaFaultsTest, MemoryThatIsRefusedIsSaidWithItsNameAndSize) {
   const auto device = Gpu(1);
   ASSERT_TRUE(device.ok()) << device.status();
-  const Rank rank = MakeLoneRank(**device);
+  const Rank rank = MakeSoloRank(**device);
   const auto model = MakeModel(TinyConfig(ModelFamily::kGpt2));
   MemoryLedger ledger, host_ledger;
   const auto executor =
@@ -280,7 +280,7 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   const auto device = Gpu(0);
   ASSERT_TRUE(device.ok()) << device.status();
-  Rank rank = MakeLoneRank(**device);
+  Rank rank = MakeSoloRank(**device);
   const int64_t before = (*device)->memory().free_bytes;
   const auto session =
       Session::Make(rank, loaded->config, {.make = MakeModel}, {.train = true});
@@ -309,7 +309,7 @@ TEST(CudaFaultsTest, AModelWiderThanTheNormsTakeIsRefusedBeforeItStarts) {
   const auto device = Gpu(0);
   ASSERT_TRUE(device.ok()) << device.status();
   const absl::Status refused =
-      Session::Make(MakeLoneRank(**device), config, {.make = MakeModel},
+      Session::Make(MakeSoloRank(**device), config, {.make = MakeModel},
                     {.train = true})
           .status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
@@ -329,7 +329,7 @@ TEST(CudaFaultsTest, RoomIsLeftForKernelsThatLoadLater) {
   config.data.sequence_length = kLength;
   const auto device = Gpu(0);
   ASSERT_TRUE(device.ok()) << device.status();
-  const Rank rank = MakeLoneRank(**device);
+  const Rank rank = MakeSoloRank(**device);
   const ModelTools tools = {.make = MakeModel};
   const auto predicted = RehearseRun(rank, config, tools, {.train = true});
   ASSERT_TRUE(predicted.ok()) << predicted.status();

@@ -25,7 +25,7 @@ class FitSearchTest : public testing::Test {
  protected:
   FitSearchTest()
       : device_(MakeCpuDevice(1)),
-        rank_(MakeLoneRank(*device_, /*rank=*/0, kWorld)) {
+        rank_(MakeSoloRank(*device_, /*rank=*/0, kWorld)) {
     config_.model = TinyConfig(ModelFamily::kLlama);
     config_.data.sequence_length = 16;
     config_.data.tokenizer = "none";
@@ -148,7 +148,7 @@ TEST(FitSearchOfNodesTest, GroupsOfANodeAreProposed) {
   config.gradient_accumulation_steps = 1;
   config.zero_optimization.stage = 3;
   const auto device = MakeAssumedGpu({});
-  const Rank rank = MakeLoneRank(*device, /*rank=*/0, /*world=*/64);
+  const Rank rank = MakeSoloRank(*device, /*rank=*/0, /*world=*/64);
   const auto fits = ProposeFits(rank, config, TestModelTools(),
                                 {.device = int64_t{1} << 40, .host = 0},
                                 AssumedSpeedOf(*device));
@@ -186,7 +186,7 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   config.train_micro_batch_size_per_gpu = 1;
   config.gradient_accumulation_steps = 1;
   const auto device = MakeAssumedGpu({});
-  const Rank rank = MakeLoneRank(*device);
+  const Rank rank = MakeSoloRank(*device);
   const auto fits_in = [&](const FitLimits& limits) {
     return *ProposeFits(rank, config, TestModelTools(), limits,
                         AssumedSpeedOf(*rank.device));
@@ -272,7 +272,7 @@ TEST_F(FitSearchTest, TheRanksOfAHostShareTheFreeSpaceOfADisk) {
   const TempDir dir;
   const int64_t all = FreeDiskBytes(dir.path());
   ASSERT_GT(all, 0);
-  Rank rank = MakeLoneRank(*device_, /*rank=*/0, /*world=*/4);
+  Rank rank = MakeSoloRank(*device_, /*rank=*/0, /*world=*/4);
   // Others write there, too; folders that a run would make count as well.
   for (const std::string& folder : {dir.path(), dir.File("new/nvme")}) {
     rank.memory.host_sharers = 0;

@@ -320,7 +320,7 @@ class KeysEffectTest : public testing::Test {
  protected:
   KeysEffectTest()
       : device_(MakeCpuDevice(1)),
-        rank_(MakeLoneRank(*device_)),
+        rank_(MakeSoloRank(*device_)),
         catalog_(MakeModelCatalog()) {
     std::string text, other, tokens;
     for (int i = 0; i < 12; ++i) {

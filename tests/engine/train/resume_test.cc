@@ -177,7 +177,7 @@ class ResumeTest : public testing::Test {
     const LoadedConfig loaded = Load(job);
     Console silent(nullptr, /*is_terminal=*/false);
     const auto device = MakeCpuDevice(1);
-    const Rank rank = MakeLoneRank(*device);
+    const Rank rank = MakeSoloRank(*device);
     const auto trainer =
         Trainer::Make(rank, loaded, TestModelTools(), &silent, nullptr);
     EXPECT_FALSE(trainer.ok());

@@ -165,7 +165,7 @@ class TrainerTest : public testing::Test {
   TempDir dir_;
   // For the current device; trainers and sessions keep its address.
   const Rank& rank() {
-    rank_ = MakeLoneRank(*device_);
+    rank_ = MakeSoloRank(*device_);
     return rank_;
   }
 
@@ -399,7 +399,7 @@ TEST_F(TrainerTest, TwoRunsDoNotWriteToOneFolderAtOnce) {
   auto first =
       Trainer::Make(rank(), loaded, TestModelTools(), &silent, nullptr);
   ASSERT_TRUE(first.ok()) << first.status();
-  const Rank other = MakeLoneRank(*device_);
+  const Rank other = MakeSoloRank(*device_);
   auto second =
       Trainer::Make(other, loaded, TestModelTools(), &silent, nullptr);
   EXPECT_EQ(second.status().message(),
@@ -1434,7 +1434,7 @@ TEST_F(TrainerTest, DocumentsThatDoNotSeeEachOther) {
   EXPECT_EQ(of_ranks("0"), of_ranks("3"));
 }
 
-TEST_F(TrainerTest, OneDocumentIsNoneToTellApart) {
+TEST_F(TrainerTest, ASingleDocumentIsRefusedWithResetAttentionMask) {
   const auto open = [&](const std::vector<std::string>& overrides) {
     return OpenRunData(Load(overrides).config, /*need_train=*/true, 1);
   };

@@ -111,7 +111,7 @@ inline TokenBatch GlobalBatch(int64_t batch, int step, bool packed = false,
 // Memory predicted by a rehearsal on the meta device.
 inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-  const Rank imagined = MakeImaginedRank(*meta, rank);
+  const Rank imagined = MakeRehearsalRank(*meta, rank);
   Rig rig(imagined, job.Make(), job.options, {kUnlimited});
   const TokenBatch batch = GlobalBatch(rows, 0, job.packed, job.length);
   rig.Step(batch, 0, rows / job.micro_steps);

@@ -316,7 +316,7 @@ TEST_F(MemoryTest, MemoryThatThereIsNotIsAnErrorWithARemedy) {
     model.Add(name)->AddParameter("w", {3, 3}, {}, true);
   }
   MemoryLedger ledger, host_ledger;
-  const Rank rank = MakeLoneRank(*meta_);
+  const Rank rank = MakeSoloRank(*meta_);
   const auto executor =
       Executor::Make(rank, model, MakePlan(DescribeUnits(model), {}),
                      Options(DType::kF32, Recompute::kOff),

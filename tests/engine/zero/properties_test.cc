@@ -283,7 +283,7 @@ void OnRanks(const Job& job,
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST(PropertiesTest, NothingThatRotatesRestsAfterBackwardStepAndEvaluation) {
+TEST(PropertiesTest, RotatingBuffersAreFreeAfterBackwardStepAndEvaluation) {
   for (int world : {2, 3, 4}) {
     for (int stage : kStages) {
       SCOPED_TRACE(Where(world, stage));

@@ -591,7 +591,7 @@ TEST(StagesTest, ShardedGradientsTakeNoMoreMemoryThanWholeOnes) {
                 if (rank.rank() > 0) return absl::OkStatus();
                 const std::unique_ptr<Device> meta =
                     MakeMetaDevice(*rank.device);
-                const Rank imagined = MakeImaginedRank(*meta, rank);
+                const Rank imagined = MakeRehearsalRank(*meta, rank);
                 Rig rig(imagined, at.Make(), at.options, {kUnlimited});
                 rig.Step(GlobalBatch(rows, 0), 0);
                 EXPECT_LE(rig->used_bytes(), above);

@@ -259,7 +259,7 @@ TEST(VocabularyTest, PeakFallsWithTheStage) {
         2, RanksOf(at), OneThread, [&](const Rank& rank) -> absl::Status {
           if (rank.rank() > 0) return absl::OkStatus();
           const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-          const Rank imagined = MakeImaginedRank(*meta, rank);
+          const Rank imagined = MakeRehearsalRank(*meta, rank);
           Rig rig(imagined, at.Make(), at.options, {kUnlimited});
           rig.Step(GlobalBatch(1, 0, false, 256), 0, 1);
           const int64_t peak = rig.ledger().total_peak_bytes();
