@@ -16,12 +16,15 @@ namespace zero {
 namespace {
 
 // The splits of the global batch: micro-batch x accumulation, ascending by
-// micro-batch.
-std::vector<std::pair<int64_t, int64_t>> SplitsOf(const Config& config) {
-  const int64_t sequences = config.train_micro_batch_size_per_gpu *
-                            config.gradient_accumulation_steps;
+// micro-batch. What keep_all saves is less than a micro-batch costs that is
+// smaller than the config's.
+std::vector<std::pair<int64_t, int64_t>> SplitsOf(const Config& config,
+                                                  Recompute recompute) {
+  const int64_t configured = config.train_micro_batch_size_per_gpu;
+  const int64_t sequences = configured * config.gradient_accumulation_steps;
+  const int64_t least = recompute == Recompute::kNothing ? configured : 1;
   std::vector<std::pair<int64_t, int64_t>> splits;
-  for (int64_t micro = 1; micro <= sequences; ++micro) {
+  for (int64_t micro = least; micro <= sequences; ++micro) {
     if (sequences % micro == 0) splits.emplace_back(micro, sequences / micro);
   }
   return splits;
@@ -44,14 +47,7 @@ class Search {
   // less than several; among several the peak grows with the micro-batch.
   absl::Status Try(FitProposal proposal,
                    std::vector<FitProposal>* found) const {
-    const auto splits = SplitsOf(config_);
-    // What keep_all saves is less than a smaller micro-batch costs.
-    const auto add = [&](const FitProposal& fit) {
-      if (fit.recompute != Recompute::kNothing ||
-          fit.micro_batch >= config_.train_micro_batch_size_per_gpu) {
-        found->push_back(fit);
-      }
-    };
+    const auto splits = SplitsOf(config_, proposal.recompute);
     const auto fits = [&](size_t i) -> absl::StatusOr<bool> {
       std::tie(proposal.micro_batch, proposal.accumulation) = splits[i];
       ZERO_RETURN_IF_ERROR(Rehearse(&proposal));
@@ -61,7 +57,7 @@ class Search {
     };
     ZERO_ASSIGN_OR_RETURN(const bool whole, fits(splits.size() - 1));
     if (whole) {
-      add(proposal);
+      found->push_back(proposal);
       return absl::OkStatus();
     }
     size_t fitting = 0, ends = splits.size() - 1;  // how many fit; how many may
@@ -76,7 +72,7 @@ class Search {
         ends = middle;
       }
     }
-    if (fitting > 0) add(best);
+    if (fitting > 0) found->push_back(best);
     return absl::OkStatus();
   }
 
