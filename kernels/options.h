@@ -6,6 +6,9 @@
 
 namespace zero {
 
+// Wider rows do not fit the registers of a norm's block of threads.
+inline constexpr int kMaxGpuNormWidth = 16384;
+
 // How a GPU computes. All options change results (loss_chunk_rows: the order in
 // which the head's gradient is summed).
 struct CudaOptions {

@@ -19,6 +19,7 @@
 #include "engine/train/fit_search.h"
 #include "engine/train/memory_fit.h"
 #include "kernels/check.h"
+#include "kernels/options.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
@@ -296,17 +297,15 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   return options;
 }
 
-// Wider rows do not fit the registers of a block (kernels/cuda/norm.cu).
 absl::Status CheckWidth(const Config& config, const Device& device) {
-  constexpr int64_t kWidest = 16384;
   if (device.kind() != DeviceKind::kCuda ||
-      config.model.hidden_size <= kWidest) {
+      config.model.hidden_size <= kMaxGpuNormWidth) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrFormat(
       "model.hidden_size %d: norms on a GPU take rows of up to %d; lower it, "
       "or use --device cpu",
-      config.model.hidden_size, kWidest));
+      config.model.hidden_size, kMaxGpuNormWidth));
 }
 
 absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,

@@ -10,6 +10,7 @@
 #include "kernels/device.h"
 #include "kernels/op_list.h"
 #include "kernels/ops.h"
+#include "kernels/options.h"
 #include "kernels/product.h"
 
 namespace zero::cuda {
@@ -68,8 +69,9 @@ size_t BiasBytes(const LinearBackwardWeightArgs& args);
 
 // Norms. A row of up to kNarrowRow elements has 16 lanes; a wider one has a
 // block of at most kMaxRowThreads or, forward, up to 1024 elements have a warp.
+// A thread holds at most 32 elements.
 inline constexpr int64_t kNarrowRow = 128;
-inline constexpr int kMaxRowThreads = 512;
+inline constexpr int kMaxRowThreads = kMaxGpuNormWidth / 32;
 // With `values` elements each. REQUIRES: width <= values * kMaxRowThreads.
 unsigned ThreadsOfRow(int64_t width, int values);
 
