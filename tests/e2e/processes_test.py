@@ -63,6 +63,8 @@ class ProcessesTest(RunsTest):
                         self.assertEqual(split.get(key), threads.get(key), key)
                     # One process prints.
                     self.assertEqual(text.count("parameters_hash"), 1)
+                    # Line by line: mpirun's pseudo-terminal is none.
+                    self.assertNotIn("\x1b", text)
                     self.assertIn("connected by Open MPI", text)
 
     def test_hierarchical_sums_depend_on_the_hosts_alone(self):

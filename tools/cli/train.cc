@@ -180,7 +180,9 @@ absl::Status Train(TrainFlags flags) {
                         LoadRunConfig(flags.run, MissingFiles::kError));
   ZERO_RETURN_IF_ERROR(ChooseBackend(flags.run, loaded.config).status());
   const bool prints = IsRankZero(flags.run);
-  Console console(prints ? stdout : nullptr, prints && isatty(STDOUT_FILENO));
+  // mpirun gives its processes terminals whose output may go to a file.
+  const bool is_terminal = !flags.run.launch && isatty(STDOUT_FILENO);
+  Console console(prints ? stdout : nullptr, is_terminal);
   Console silent(nullptr, /*is_terminal=*/false);
   if (loaded.config.dump_state) console.Line(PrintResolved(loaded));
   ZERO_ASSIGN_OR_RETURN(
