@@ -204,8 +204,8 @@ class Loader {
         continue;
       }
       const KeySpec* key = FindKey(path);
-      // Parameters of a type that is not built have unknown names.
-      if (node.key == "params" && TypeIsUnbuilt(object, parent)) continue;
+      // Parameters of a type that is unknown or not built have unknown names.
+      if (node.key == "params" && TypeIsRefused(object, parent)) continue;
       if (key == nullptr) {
         Problem(node.key_place, path, "unknown key",
                 NearestKey(parent, node.key));
@@ -218,12 +218,13 @@ class Loader {
     }
   }
 
-  static bool TypeIsUnbuilt(const JsonNode& object, const std::string& parent) {
+  static bool TypeIsRefused(const JsonNode& object, const std::string& parent) {
     const KeySpec* key = FindKey(absl::StrCat(parent, ".type"));
     const JsonNode* type = object.Find("type");
-    if (key == nullptr || type == nullptr) return false;
+    if (key == nullptr || type == nullptr || IsAuto(*key, *type)) return false;
     const auto value = ReadValue(*key, *type);
-    const auto* name = value.ok() ? std::get_if<std::string>(&*value) : nullptr;
+    if (!value.ok()) return true;
+    const auto* name = std::get_if<std::string>(&*value);
     return name != nullptr && key->IsUnbuilt(*name);
   }
 

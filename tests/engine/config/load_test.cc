@@ -630,6 +630,17 @@ TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
       "AdamW, Adam, SGD or Lamb");
 }
 
+TEST(LoadTest, ParametersOfAnUnknownTypeAreNotASecondError) {
+  EXPECT_EQ(ErrorOfSmall({R"(optimizer={"type": "Adafactor",
+                             "params": {"clip_threshold": 1}})"}),
+            "--set optimizer: optimizer.type: \"Adafactor\" is not one of "
+            "AdamW, Adam, SGD, Lamb");
+  EXPECT_EQ(ErrorOfSmall({R"(optimizer={"type": "auto",
+                             "params": {"momemtum": 1}})"}),
+            "--set optimizer: optimizer.params.momemtum: unknown key; did you "
+            "mean \"momentum\"?");
+}
+
 TEST(LoadTest, ARefusedKeyBringsItsRemedy) {
   for (const KeySpec& key : AllKeys()) {
     if (key.treatment != Treatment::kRefused &&
