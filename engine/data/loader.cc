@@ -140,10 +140,12 @@ absl::StatusOr<Loader> Loader::Create(const TokenSource* source,
   const Sampler sampler(source->size() + behind, shape, seed);
   if (sampler.steps_per_epoch() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "data.train has ", source->size(), " tokens = ", sampler.num_samples(),
-        " samples of data.sequence_length ", shape.sequence_length,
-        " (+ 1), fewer than one global batch of ", shape.GlobalBatch(),
-        "; add data, or lower train_batch_size",
+        "data.train has ", source->size(), " tokens, which make ",
+        sampler.num_samples(),
+        sampler.num_samples() == 1 ? " sample" : " samples",
+        " of data.sequence_length ", shape.sequence_length,
+        behind == 0 ? " (+ 1)" : "", ", fewer than one global batch of ",
+        shape.GlobalBatch(), "; add data, or lower train_batch_size",
         sampler.num_samples() > 0
             ? absl::StrCat(" to at most ", sampler.num_samples())
             : "",

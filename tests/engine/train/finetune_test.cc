@@ -365,7 +365,8 @@ TEST_F(SamplesRunTest, WhatDoesNotFitIsPrintedOrRefused) {
               HasSubstr("of 60 samples none has a prompt shorter than "
                         "data.sequence_length 3; raise that"));
   EXPECT_THAT(Run(Sums({"train_batch_size=1000"})).error(),
-              HasSubstr("fewer than one global batch of 1000"));
+              HasSubstr(" of data.sequence_length 32, fewer than one "
+                        "global batch of 1000"));
   EXPECT_THAT(
       Run(Sums({"data.validation_fraction=0.001"})).error(),
       HasSubstr("data.validation_fraction 0.001 of 60 samples is none"));
