@@ -72,7 +72,7 @@ Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
         if (!dy.defined() && !dsum.defined()) return;
         // In place only where the arena has no hole for dx. dsum may be the
         // last activation: for as long as it stays there, gradients of weights
-        // can not take what backward frees below it.
+        // cannot take what backward frees below it.
         const bool in_place =
             dsum.defined() &&
             (!dy.defined() ||
