@@ -60,8 +60,8 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "data.tokenizer: ", tokenizer->name(), " has ", tokenizer->vocab_size(),
-      " ids, but the token file(s) ", absl::StrJoin(patterns, ", "),
-      " hold larger ones, from another tokenizer: name that one, or set "
+      " ids, but the tokens of ", absl::StrJoin(patterns, ", "),
+      " include larger ones, from another tokenizer: name that one, or set "
       "data.tokenizer to \"none\""));
 }
 

@@ -60,16 +60,16 @@ absl::StatusOr<std::vector<int32_t>> ParseIds(const std::string& prompt,
           "which tokenizer does ", model.from_pretrained,
           " use? The folder has none, so --prompt takes token ids below ",
           model.vocab_size, ", and \"", word,
-          "\" is none; for text give --tokenizer, a tokenizer.json, a "
-          "SentencePiece model or bytes"));
+          "\" is none; for text give --tokenizer, a tokenizer.json or a "
+          "SentencePiece model"));
     }
     ids.push_back(id);
   }
   if (!ids.empty()) return ids;
   return absl::InvalidArgumentError(absl::StrCat(
       "which tokenizer does ", model.from_pretrained,
-      " use? The folder has none: give --tokenizer, a tokenizer.json, a "
-      "SentencePiece model or bytes, or token ids as --prompt"));
+      " use? The folder has none: give --tokenizer, a tokenizer.json or a "
+      "SentencePiece model, or token ids as --prompt"));
 }
 
 absl::Status Run(GenerateFlags flags) {

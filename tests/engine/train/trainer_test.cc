@@ -1379,7 +1379,7 @@ TEST_F(TrainerTest, TokenFilesOfAnotherTokenizerAreRefused) {
   EXPECT_TRUE(open("data.tokenizer=none").ok());
   EXPECT_NE(open("data.tokenizer=bytes")
                 .message()
-                .find("data.tokenizer: bytes has 257 ids, but the token file"),
+                .find("data.tokenizer: bytes has 257 ids, but the tokens of "),
             absl::string_view::npos);
 }
 
