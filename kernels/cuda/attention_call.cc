@@ -158,8 +158,8 @@ std::string WhyNotPacked(const AttentionCall& call, const CudnnRules& rules) {
 // Backward the frontend's own part of the workspace comes first, and cuDNN's
 // engine gets what lies right behind it, not rounded up (as of 1.32). In it are
 // a float per query and head, up to cuDNN 9.15 two lengths per row, and nothing
-// else whose size is not a multiple of 16 bytes. What an engine does with an
-// address that is none either is promised nowhere. As WhyNotAsked.
+// else whose size is not a multiple of 16 bytes. cuDNN does not say what an
+// engine does with a misaligned address. Returns text as WhyNotAsked does.
 std::string WhyNotAlignedBackward(const AttentionCall& call,
                                   const CudnnRules& rules) {
   const bool has_lengths = rules.version <= kLastWithLengths &&
