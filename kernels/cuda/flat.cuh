@@ -210,7 +210,9 @@ void MapRows(cudaStream_t stream, int64_t rows, int64_t cols, bool aligned,
              const Op& op) {
   const int64_t slices_per_row = CeilDiv(cols, kFlatElems);
   const int64_t num_slices = rows * slices_per_row;
-  ZERO_CHECK_LT(num_slices, int64_t{1} << 32) << "slices of a matrix";
+  // Threads of the last block count on to its end, in 32 bits.
+  ZERO_CHECK_LE(num_slices, (int64_t{1} << 32) - kFlatThreads)
+      << "slices of a matrix";
   Launch(RowsKernel<Op>, NumBlocks(num_slices, kFlatThreads), kFlatThreads, 0,
          stream, op, static_cast<uint32_t>(num_slices),
          static_cast<uint32_t>(slices_per_row), cols, aligned);
