@@ -78,7 +78,9 @@ absl::StatusOr<int> RanksPerHost(const RunOptions& options) {
 }
 
 // Allocating memory on one rank while collectives of others spin on their GPUs
-// could deadlock.
+// could deadlock: threads share the driver's locks. A process waits only for
+// collectives that it has issued, and all issue theirs in one order, so the
+// earliest that has not ended never needs a rank that waits for a later one.
 absl::Status CheckThreads(const RunOptions& options, const Config& config) {
   if (options.ranks == 1 || !config.device.cuda.time_algorithms) {
     return absl::OkStatus();

@@ -191,6 +191,10 @@ absl::Status NcclLink::AddChannel(Channel channel, const InitFn& init) {
       std::find(added.members.begin(), added.members.end(), rank_) -
       added.members.begin());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  // For good, not only until it is connected: NCCL connects what an algorithm
+  // or a peer needs when a collective first uses it, in any step, and a call
+  // that blocked there could only be ended by an abort that frees what the call
+  // still uses. The price is a thread of NCCL's for every launch.
   config.blocking = 0;
   config.commName = ChannelName(channel);  // in NCCL's own log
   const auto failed = [&](const std::string& reason) {
