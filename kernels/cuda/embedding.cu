@@ -72,14 +72,14 @@ struct GatherPass {
 // into parts of that size, whose sums are added in order.
 constexpr int64_t kPartRows = kEmbeddingPartRows;
 
-struct Runs {
+struct IdRuns {
   const int32_t* ids;    // [M], sorted
   const int32_t* order;  // [M]: the row of dout
   int64_t count;         // M
 };
 
 // The first k with ids[k] == ids[at].
-__device__ inline int64_t BeginOfRun(const Runs& runs, int64_t at) {
+__device__ inline int64_t BeginOfRun(const IdRuns& runs, int64_t at) {
   const int32_t id = runs.ids[at];
   int64_t low = 0;
   int64_t high = at;
@@ -95,7 +95,7 @@ __device__ inline int64_t BeginOfRun(const Runs& runs, int64_t at) {
 }
 
 // Is there a position `other`, of the same run as k?
-__device__ inline bool HasSameId(const Runs& runs, int64_t k, int64_t other) {
+__device__ inline bool HasSameId(const IdRuns& runs, int64_t k, int64_t other) {
   return 0 <= other && other < runs.count && runs.ids[k] == runs.ids[other];
 }
 
@@ -103,7 +103,7 @@ __device__ inline bool HasSameId(const Runs& runs, int64_t k, int64_t other) {
 // most kPartRows of them; n columns from `column`, where n may be negative.
 // All lanes of a warp call it with the same `begin`.
 template <bool kAligned, class T>
-__device__ inline void AddPart(const Runs& runs, const Table<const T>& dout,
+__device__ inline void AddPart(const IdRuns& runs, const Table<const T>& dout,
                                int64_t begin, int64_t column, int64_t n,
                                float (&sum)[Chunk<T>::kSize]) {
   constexpr int kBatch = 8;  // loads in flight
@@ -168,7 +168,7 @@ __device__ inline void StoreFloats(const float (&values)[kSize], T* row,
 // it has 256 rows. Only runs of more than 256 rows have such parts.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    LaterPartsKernel(const Runs runs, Table<const T> dout, int64_t width,
+    LaterPartsKernel(const IdRuns runs, Table<const T> dout, int64_t width,
                      float* partials) {
   static_assert(kPartRows == kThreads);
   constexpr int kSize = Chunk<T>::kSize;
@@ -213,7 +213,7 @@ __device__ inline int64_t PlaceIn(const TablePieces& pieces, int64_t at) {
 // that has an id in and out; to reach 80 % of copy bandwidth where ids differ.
 template <class T, class TableT, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    AddRunsKernel(const Runs runs, Table<const T> dout, Table<TableT> dtable,
+    AddRunsKernel(const IdRuns runs, Table<const T> dout, Table<TableT> dtable,
                   TablePieces pieces, int64_t width, const float* partials) {
   constexpr int kSize = Chunk<T>::kSize;
   const int lane = threadIdx.x % kWarpSize;
@@ -267,8 +267,8 @@ T* At(const Workspace& workspace, size_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace.data) + offset);
 }
 
-Runs SortIds(cudaStream_t stream, const EmbeddingBackwardArgs& args,
-             const EmbeddingLayout& layout, const Workspace& workspace) {
+IdRuns SortIds(cudaStream_t stream, const EmbeddingBackwardArgs& args,
+               const EmbeddingLayout& layout, const Workspace& workspace) {
   const int64_t m = args.dout.rows;
   const auto last_id = static_cast<uint64_t>(args.dtable.rows - 1);
   const int id_bits = std::max(1, static_cast<int>(std::bit_width(last_id)));
@@ -284,7 +284,7 @@ Runs SortIds(cudaStream_t stream, const EmbeddingBackwardArgs& args,
 
 template <class T, class TableT>
 void AddRuns(cudaStream_t stream, const EmbeddingBackwardArgs& args,
-             const Runs& runs, float* partials) {
+             const IdRuns& runs, float* partials) {
   const ConstMatrix& dout = args.dout;
   const bool aligned =
       IsAligned<T>(dout) &&
@@ -328,7 +328,7 @@ void CudaOps::EmbeddingBackward(Stream& stream,
   if (!args.accumulate) Zero(*this, stream, dtable);
   if (args.dout.rows == 0) return;
   const EmbeddingLayout layout(args);
-  const Runs runs = SortIds(handle, args, layout, workspace);
+  const IdRuns runs = SortIds(handle, args, layout, workspace);
   float* const partials = At<float>(workspace, layout.partials);
   ZERO_CUDA_WITH_FLOAT_TYPE(args.dout.dtype, T, {
     if (dtable.dtype == DType::kF32) {
