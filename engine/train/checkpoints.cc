@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/comm/launch.h"
 #include "engine/train/run_manifest.h"
 
 namespace zero {
@@ -42,6 +43,7 @@ std::string RunCheckpoints::saved() const {
 // ---- On the training thread -------------------------------------------------
 
 absl::Status RunCheckpoints::Save(const RunRecord& record) {
+  ZERO_RETURN_IF_ERROR(last_save_);
   if (std::exchange(tried_step_, record.step) == record.step) {
     return absl::OkStatus();
   }
@@ -59,7 +61,8 @@ absl::Status RunCheckpoints::Save(const RunRecord& record) {
   began_at_ = begin;
   const absl::Status status = Begin(record);
   blocked_ = Clock::now() - begin;
-  return status.ok() && !beside() ? Finish() : status;
+  ZERO_RETURN_IF_ERROR(status);
+  return beside() ? last_save_ : Finish();
 }
 
 absl::Status RunCheckpoints::Begin(const RunRecord& record) {
@@ -71,7 +74,7 @@ absl::Status RunCheckpoints::Begin(const RunRecord& record) {
   ZERO_RETURN_IF_ERROR(session_->executor().numbers().AllReduce(
       "checkpoint begins", ReduceOp::kMax, {&id, 1}));
   if (id < 0) {
-    EndPhase(leads() ? folder : absl::UnavailableError("rank 0 cannot write"));
+    EndPhase(leads() ? folder : CannotWrite(0));
     return absl::OkStatus();
   }
   id_ = Id(id);
@@ -133,7 +136,7 @@ absl::Status RunCheckpoints::Finish() {
     }
     EndPhase(all);
   }
-  return absl::OkStatus();
+  return last_save_;
 }
 
 void RunCheckpoints::EndPhase(const absl::Status& status) {
@@ -142,13 +145,11 @@ void RunCheckpoints::EndPhase(const absl::Status& status) {
     return Do([this] { return leads() ? Complete() : absl::OkStatus(); });
   }
   phase_ = Phase::kNone;
-  last_save_ = status;
+  last_save_ =
+      WithContext(absl::StrCat("no checkpoint at step ", record_.step), status);
   if (!status.ok()) {
-    ++failed_saves_;
-    // Its partial files take space that the next one may need.
+    // Its partial files take space that the weights may need.
     if (leads()) AbandonCheckpoint(folder_, record_.step).IgnoreError();
-    console_->Line(absl::StrCat("warning: no checkpoint at step ", record_.step,
-                                ": ", status.message()));
     return;
   }
   saved_step_ = record_.step;
@@ -172,16 +173,20 @@ absl::Status RunCheckpoints::Agree(const char* name, const absl::Status& own) {
       own.ok() ? -1.0 : static_cast<double>(session_->rank().rank());
   ZERO_RETURN_IF_ERROR(session_->executor().numbers().AllReduce(
       name, ReduceOp::kMax, {&failed, 1}));
-  if (own.ok() && failed >= 0) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", failed, " cannot write"));
-  }
+  if (own.ok() && failed >= 0) return CannotWrite(static_cast<int>(failed));
   // Only rank 0 has a console.
   if (!own.ok() && !leads()) {
     absl::FPrintF(stderr, "zero: rank %d: %s\n", session_->rank().rank(),
                   own.message());
   }
   return own;
+}
+
+absl::Status RunCheckpoints::CannotWrite(int rank) const {
+  const std::vector<std::string>& hosts = session_->rank().hosts;
+  return absl::UnavailableError(
+      absl::StrCat("rank ", rank, " on ",
+                   hosts.empty() ? HostName() : hosts[rank], " cannot write"));
 }
 
 // ---- On the writing thread --------------------------------------------------

@@ -53,8 +53,8 @@ class RunCheckpoints {
 
   // Begins a checkpoint of the current states, after any save in progress. Does
   // nothing if this step was saved already, or tried.
-  // Errors: those of the communicators, here and below. If a rank cannot write,
-  //         there is a warning and no checkpoint, and all can continue.
+  // Errors: those of the communicators, here and below; here and from Finish
+  //         also last_save(), after which the run must end.
   absl::Status Save(const RunRecord& record);
 
   // This rank's vote, and the sum of all: how many have ended their work of the
@@ -73,9 +73,8 @@ class RunCheckpoints {
   int64_t step() const { return record_.step; }
   // "checkpoints/step-00000010", the last of this run; empty: none.
   std::string saved() const;
-  // Failed saves of this part of the run, and why the last one failed, unless
-  // one succeeded since.
-  int64_t failed_saves() const { return failed_saves_; }
+  // Why there is no checkpoint at step(): an error on all ranks if one of them
+  // could not write, with its number and host. That rank has printed the file.
   const absl::Status& last_save() const { return last_save_; }
 
   // For tests: called on the writing thread before each piece; its error counts
@@ -103,8 +102,10 @@ class RunCheckpoints {
   void Do(std::function<absl::Status()> work);
   // The ranks' work of the phase has ended, with the same result on all.
   void EndPhase(const absl::Status& status);
-  // OK if it is OK on every rank; else this rank's error, or Unavailable.
+  // OK if it is OK on every rank; else this rank's error, or CannotWrite.
   absl::Status Agree(const char* name, const absl::Status& own);
+  // Unavailable: another rank's error.
+  absl::Status CannotWrite(int rank) const;
 
   Session* session_;
   const RunData* data_;
@@ -113,7 +114,6 @@ class RunCheckpoints {
   const std::string folder_;
   const std::string run_;  // id of the run, on rank 0
   int64_t saved_step_ = -1, tried_step_ = -1;
-  int64_t failed_saves_ = 0;
   absl::Status last_save_;
   bool waited_before_ = false;  // for a save, before the next one
   std::function<absl::Status()> write_hook_;

@@ -331,12 +331,6 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   line["parameters_hash"] = summary.parameters_hash;
   line["weights"] = summary.weights;
   line["checkpoint"] = summary.checkpoint;
-  if (summary.failed_checkpoints > 0) {
-    line["failed_checkpoints"] = summary.failed_checkpoints;
-    if (!summary.checkpoint_error.empty()) {
-      line["checkpoint_error"] = summary.checkpoint_error;
-    }
-  }
   if (!summary.resumed_at.empty()) line["resumed_at"] = summary.resumed_at;
   line["peak_bytes"] = PeakBytes(session_->ledger());
   line["predicted_peak_bytes"] = PeakBytes(session_->predicted());

@@ -34,13 +34,11 @@ struct RunSummary {
   // stage3_max_live_parameters. 0: parameters are not sharded.
   double gathers = 0;
   double fewest_gathers = 0;
-  double peak_bytes = 0;     // of all ranks' memory together,
-  double host_bytes = 0;     // and of that the hosts' part
-  bool interrupted = false;  // by `stop`
-  std::string weights;       // their folder in out_dir; empty: none
-  std::string checkpoint;    // likewise, the last one
-  int64_t failed_checkpoints = 0;
-  std::string checkpoint_error;     // of the last one; empty: written
+  double peak_bytes = 0;            // of all ranks' memory together,
+  double host_bytes = 0;            // and of that the hosts' part
+  bool interrupted = false;         // by `stop`
+  std::string weights;              // their folder in out_dir; empty: none
+  std::string checkpoint;           // likewise, the last one
   std::vector<int64_t> resumed_at;  // steps where later parts of the run began
   std::vector<Straggler> stragglers;
 };

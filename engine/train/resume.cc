@@ -196,7 +196,6 @@ absl::Status Resumption::CheckUnfinished(
                                    /*allow_exceptions=*/false);
   const std::string last = CheckpointFolder(folder_, total_steps_);
   const bool finished = summary.is_object() && !summary.contains("error") &&
-                        !summary.contains("checkpoint_error") &&
                         summary.value("steps", int64_t{0}) >= total_steps_;
   if (!finished || (!present.empty() && !IsOlder(present.back(), last))) {
     return absl::OkStatus();

@@ -171,8 +171,6 @@ absl::StatusOr<RunSummary> Trainer::Run() {
       static_cast<double>(session_->host_bytes()) * rank_->world();
   summary.weights = folder_->weights();
   summary.checkpoint = checkpoints_->saved();
-  summary.failed_checkpoints = checkpoints_->failed_saves();
-  summary.checkpoint_error = std::string(checkpoints_->last_save().message());
   const absl::Status written =
       WritesSummary()
           ? folder_->WriteSummary(report_->SummaryJson(summary, status))
@@ -267,7 +265,10 @@ absl::StatusOr<absl::optional<double>> Trainer::Agree(int64_t index) {
   if (rank_->world() == 1) agreement_ = Propose(num_valid_targets);
   ZERO_RETURN_IF_ERROR(checkpoints_->Advance(
       {agreement_[kPhaseEnded], agreement_[kPhaseFailed]}));
-  if (!launched_.empty() && agreement_[kCannotWrite] > 0) return absl::nullopt;
+  const bool cannot_write =
+      agreement_[kCannotWrite] > 0 || !checkpoints_->last_save().ok();
+  // The error comes after the step that is under way.
+  if (!launched_.empty() && cannot_write) return absl::nullopt;
   ZERO_ASSIGN_OR_RETURN(const bool stop, ShouldStop(agreement_));
   if (stop) return absl::nullopt;
   save_agreed_ = save_agreed_ || agreement_[kSave] > 0;
@@ -438,6 +439,7 @@ Trainer::Agreement Trainer::Propose(double num_valid_targets) const {
 }
 
 absl::StatusOr<bool> Trainer::ShouldStop(const Agreement& agreed) const {
+  ZERO_RETURN_IF_ERROR(checkpoints_->last_save());
   if (agreed[kCannotWrite] == 0) return agreed[kStop] > 0;
   if (leads()) return folder_->metrics_status();
   return absl::UnavailableError("rank 0 cannot write");

@@ -140,7 +140,8 @@ class Trainer {
   // This rank's numbers for one.
   Agreement Propose(double num_valid_targets) const;
   // Whether any rank was asked to stop: the same answer on all. An error if
-  // rank 0 could not write its metrics; Unavailable on the other ranks.
+  // rank 0 could not write its metrics, or a rank its part of a checkpoint;
+  // Unavailable on the other ranks.
   absl::StatusOr<bool> ShouldStop(const Agreement& agreed) const;
   // The same, agreed on now, without the last two.
   absl::StatusOr<bool> AgreeToStop();

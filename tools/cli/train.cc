@@ -56,14 +56,6 @@ void PrintSummary(const RunSummary& summary, const Config& config,
          absl::StrFormat("%.4f, perplexity %.2f", summary.validation_loss,
                          std::exp(summary.validation_loss))});
   }
-  if (summary.failed_checkpoints > 0) {
-    rows.push_back(
-        {"checkpoints",
-         absl::StrCat(summary.failed_checkpoints, " could not be written",
-                      summary.checkpoint_error.empty()
-                          ? ", but the last one was"
-                          : ": " + summary.checkpoint_error)});
-  }
   const auto resident = static_cast<double>(PeakResidentBytes());
   std::string memory =
       absl::StrFormat("%s of %d rank%s; the process %s at its peak",
@@ -242,7 +234,6 @@ absl::Status Train(TrainFlags flags) {
                : std::move(end);
   };
   std::atomic<bool> interrupted = false, saved = false;
-  std::string not_saved;  // why a stopped run has no checkpoint
   absl::Status status = RunRanks(
       flags.run, loaded.config, ranks, [&](const Rank& rank) -> absl::Status {
         const bool leads = rank.rank() == 0;
@@ -262,10 +253,6 @@ absl::Status Train(TrainFlags flags) {
         if (leads) {
           PrintSummary(summary, loaded.config, flags.run, flags.link, &console);
         }
-        // In every process: a launcher takes the exit status of any.
-        if (rank.rank() == flags.run.first_rank()) {
-          not_saved = summary.checkpoint_error;
-        }
         if (summary.interrupted) interrupted = true;
         if (!summary.checkpoint.empty()) saved = true;
         // No error: that would end the other ranks' last collectives.
@@ -276,12 +263,6 @@ absl::Status Train(TrainFlags flags) {
     if (!stop->load()) {
       status = absl::CancelledError("stopped by training.max_minutes");
       if (saved) status = WithExitCode(status, kWantsToGoOn);
-    }
-    // A script that would restart it must not take this for a clean stop.
-    if (!not_saved.empty()) {
-      status = absl::DataLossError(absl::StrCat(
-          status.message(),
-          ", and its checkpoint could not be written: ", not_saved));
     }
   }
   if (injector != nullptr && status.ok() && !injector->happened()) {

@@ -18,6 +18,7 @@
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/comm/launch.h"
 #include "engine/comm/local_ranks.h"
 #include "engine/train/trainer.h"
 #include "gmock/gmock.h"
@@ -267,7 +268,7 @@ TEST_F(CheckpointsTest, MinutesThatHavePassedAreACheckpointOnAllRanks) {
                                          "step-00000002", "step-00000003"));
 }
 
-TEST_F(CheckpointsTest, OneRanksFullDiskCostsOneCheckpointAndNotTheRun) {
+TEST_F(CheckpointsTest, OneRanksFullDiskEndsTheRunAndTheLastOneStands) {
   for (const char* beside : {"true", "false"}) {
     for (const int full : {0, 1}) {
       SCOPED_TRACE(absl::StrCat(beside, " ", full));
@@ -278,13 +279,20 @@ TEST_F(CheckpointsTest, OneRanksFullDiskCostsOneCheckpointAndNotTheRun) {
                    if (rank != full || step != 4) return absl::OkStatus();
                    return absl::ResourceExhaustedError("no space left");
                  }});
-      ASSERT_TRUE(outcome.status.ok()) << outcome.status;
-      EXPECT_THAT(outcome.printed,
-                  HasSubstr(absl::StrCat(
-                      "warning: no checkpoint at step 4: ",
-                      full == 0 ? "no space left" : "rank 1 cannot write")));
-      EXPECT_THAT(Checkpoints(), ElementsAre("latest", "step-00000002",
-                                             "step-00000006", "step-00000008"));
+      EXPECT_THAT(std::string(outcome.status.message()),
+                  HasSubstr(absl::StrCat("no checkpoint at step 4: ",
+                                         full == 0 ? "no space left"
+                                                   : "rank 1 on " + HostName() +
+                                                         " cannot write")));
+      EXPECT_THAT(Checkpoints(), ElementsAre("latest", "step-00000002"));
+      // Neither silently nor much later.
+      EXPECT_LE(Losses("run").size(), 6);
+      const Outcome resumed = Train({.overrides = {"training.resume=auto"}});
+      ASSERT_TRUE(resumed.status.ok()) << resumed.status;
+      EXPECT_THAT(resumed.printed, HasSubstr("step-00000002: step 2, "));
+      EXPECT_THAT(Checkpoints(),
+                  ElementsAre("latest", "step-00000002", "step-00000004",
+                              "step-00000006", "step-00000008"));
     }
   }
 }
