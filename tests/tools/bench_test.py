@@ -99,7 +99,7 @@ class PictureTest(unittest.TestCase):
 
     def test_it_names_what_was_measured_and_knows_dark_pages(self):
         text = picture.picture(self.results, "fp32")
-        for words in ("PyTorch DDP", "2 ranks of 2 x 256 tokens", "A &amp; B",
+        for words in ("PyTorch DDP", "2 sequences of 256 tokens", "A &amp; B",
                       "prefers-color-scheme: dark"):
             self.assertIn(words, text)
         self.assertNotIn("DeepSpeed", text)

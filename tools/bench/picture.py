@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws the measurements of tools/bench/run on several ranks: speed and memory
-of each ZeRO stage and the peers, one bar each, as an SVG for light and dark
-pages.
+"""Draws what tools/bench/run measured on several ranks: the speed and memory of
+each ZeRO stage and of its peers, one bar each. The SVG follows the reader's
+light or dark theme.
 
   tools/bench/picture.py [--dtype fp32|bf16] RESULTS.json OUT.svg
 """
@@ -17,15 +17,16 @@ from common import replace, summary
 from ranks import STAGES, TURNS, label
 
 ROW, GAP, TOP, BOTTOM = 21, 12, 64, 34  # heights
-NAMES, BARS, NUMBERS, MARGIN = 178, 250, 56, 20  # widths
-PANELS = (("tokens per second", "longer is better",
+NAMES, BARS, NUMBERS, MARGIN = 188, 250, 56, 20  # widths
+# (heading, which bar is better, the number that a bar shows, its format)
+PANELS = (("tokens per second", ": longer is better",
            lambda one: one["tokens_per_second"], "%.0f"),
-          ("GB of memory per rank", "shorter is better",
+          ("peak memory per rank, GB", ": shorter is better",
            lambda one: one["peak_rss_bytes"] / 1e9, "%.2f"))
 STYLE = """
     text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif;
            fill: #1f2328 }
-    .head { font-weight: 600 } .soft { fill: #59636e }
+    .head { font-weight: 600 } .soft { font-weight: 400; fill: #59636e }
     .zero { fill: #1a7f4b } .peer { fill: #afb8c1 }
     @media (prefers-color-scheme: dark) {
       text { fill: #e6edf3 } .soft { fill: #9198a1 }
@@ -59,8 +60,9 @@ def draw(title, note, stages):
             for _, _, value, _ in PANELS]
     for number, (head, better, _, _) in enumerate(PANELS):
         x = MARGIN + NAMES + number * panel
-        parts += [text(x, TOP - 14, head, "head"),
-                  text(x + BARS + NUMBERS, TOP - 14, better, "soft", end=True)]
+        parts.append('  <text x="%g" y="%g" class="head">%s<tspan '
+                     'class="soft">%s</tspan></text>' % (x, TOP - 14, head,
+                                                         better))
     for rows in stages.values():
         for name, kind, one in rows:
             ours = "zero" if kind == "zero" else "peer"
@@ -93,9 +95,11 @@ def picture(results, dtype):
                          "ranks" % dtype)
     ours = next(rounds for name, rounds in turns.items()
                 if name.startswith("zero"))[0]
-    title = "GPT-2 124M, %s: %d ranks of %d x %d tokens" % (
-        dtype, ours["ranks"], ours["micro_batch"], ours["sequence_length"])
-    return draw(title, "tools/bench/run --only ranks, a core for each rank: %s" %
+    title = ("Training GPT-2 124M in %s on a CPU: %d ranks, each with one core "
+             "and %d sequences of %d tokens" % (
+                 dtype, ours["ranks"], ours["micro_batch"],
+                 ours["sequence_length"]))
+    return draw(title, "%s; measured by tools/bench/run --only ranks" %
                 ours.get("device", "this machine"), stages)
 
 
