@@ -35,7 +35,7 @@ class AtomicFolder {
   AtomicFolder(const AtomicFolder&) = delete;
   AtomicFolder& operator=(const AtomicFolder&) = delete;
 
-  // The folder to fill, with files that are durable (AtomicFile's are).
+  // The folder to fill. Its files must be durable, as those of AtomicFile are.
   const std::string& temp_path() const { return temp_path_; }
 
   // Moves the folder into place, durably. Nothing may follow. The earlier
@@ -46,7 +46,7 @@ class AtomicFolder {
   //         place and the error says so.
   absl::Status Commit(const std::string& kept = "");
 
-  // For tests. Without exchange: the file system cannot exchange two names.
+  // For tests. false: as on a file system that cannot exchange two names.
   void set_can_exchange(bool can) { can_exchange_ = can; }
   // For tests: called after each step of Commit.
   void set_step_hook(std::function<void()> hook) { hook_ = std::move(hook); }

@@ -11,7 +11,7 @@
 namespace zero {
 
 // Runs one task at a time, each in its own thread.
-// Threads: used by one.
+// Threads: used by one thread.
 class Background {
  public:
   Background() = default;
@@ -24,9 +24,9 @@ class Background {
   // The same on the calling thread: the task has ended when this returns.
   void Run(const std::function<absl::Status()>& work);
 
-  // Never blocks. Without a task: true, and OK.
+  // Whether the task has ended; true if none was started. Never blocks.
   bool ended() const { return ended_.load(std::memory_order_acquire); }
-  // REQUIRES: ended().
+  // The status of the last task; OK if none was started. REQUIRES: ended().
   const absl::Status& status() const { return status_; }
   // Waits for the task's end and returns its status.
   absl::Status Wait();

@@ -1,5 +1,6 @@
-// Blocks of a file, many at a time, unordered: through io_uring, or, if the
-// system does not permit it, by threads with pread and pwrite.
+// Reads and writes blocks of a file, many at a time and in no order: by
+// io_uring, or, if the system does not permit that, by threads that call pread
+// and pwrite.
 #ifndef ZERO_ENGINE_BASE_BLOCK_IO_H_
 #define ZERO_ENGINE_BASE_BLOCK_IO_H_
 
@@ -64,12 +65,12 @@ class BlockIo {
                            absl::Span<const BlockRequest> requests,
                            const DoneFn& done) = 0;
 
-  // Why it is slower than it could be; empty: it is not.
+  // Why this is slower than it could be; empty if it is not.
   virtual std::string note() const { return ""; }
 };
 
-// For the open file `fd`, named `path`. Memory within `registered` is pinned
-// once, if the system's limits allow it.
+// Opens io_uring for the open file `fd`, named `path`. Memory within
+// `registered` is pinned once, if the system's limits allow it.
 // Errors: Unavailable, with the reason why this system permits no io_uring.
 absl::StatusOr<std::unique_ptr<BlockIo>> MakeUringIo(
     int fd, std::string path, const BlockIoOptions& options,
@@ -77,7 +78,7 @@ absl::StatusOr<std::unique_ptr<BlockIo>> MakeUringIo(
 std::unique_ptr<BlockIo> MakeThreadIo(int fd, std::string path,
                                       const BlockIoOptions& options);
 
-// The rest of a request, and the results of its calls.
+// What is left to do of one request, after the results of its calls so far.
 class BlockProgress {
  public:
   BlockProgress() = default;

@@ -1,5 +1,6 @@
-// Large files past the page cache (O_DIRECT): their bytes are used once, and
-// caching them costs a copy, new pages and other files' places in the cache.
+// Large files, read and written past the page cache (O_DIRECT): their bytes are
+// used once, and caching them would cost a copy, new pages and other files'
+// places in the cache.
 //
 // If a file system refuses O_DIRECT (tmpfs), the same bytes go through the page
 // cache.
@@ -79,8 +80,8 @@ class DirectWriter {
   Background writing_;  // last: it uses the members above
 };
 
-// A regular file, read past the page cache. If it is truncated meanwhile,
-// reading is an error, not a signal.
+// A regular file, read past the page cache. If the file is truncated while it
+// is open, reading is an error, not a signal.
 // Threads: const methods may be called from many threads.
 class DirectReader {
  public:

@@ -1,5 +1,5 @@
-// The engine's own errors are statuses; exceptions of libraries and the system
-// end here.
+// The engine's own errors are statuses. Exceptions of libraries and of the
+// standard library are caught here and become statuses.
 #ifndef ZERO_ENGINE_BASE_EXCEPTIONS_H_
 #define ZERO_ENGINE_BASE_EXCEPTIONS_H_
 
@@ -9,9 +9,9 @@
 
 namespace zero {
 
-// Runs `work` and turns an exception into its status: ResourceExhausted, with
-// the remedy, for memory that the system refuses, else Internal with its text.
-// Every thread needs one, since an exception ends with its thread.
+// Runs `work` and turns an exception into a status: ResourceExhausted, with the
+// remedy, if memory ran out, else Internal with the exception's text. Every
+// thread needs its own call: an uncaught exception ends the program.
 absl::Status CatchExceptions(const std::function<absl::Status()>& work);
 
 }  // namespace zero

@@ -47,7 +47,8 @@ absl::Status MakeFolders(const std::string& path);
 // unknown.
 int64_t FreeDiskBytes(const std::string& path);
 
-// The target of a link to something that exists; else the path.
+// The target of a link, if `path` is a link to something that exists; else
+// `path`.
 std::string FollowLink(const std::string& path);
 
 bool PathExists(const std::string& path);
@@ -73,20 +74,20 @@ std::string FreeName(const std::string& path);
 // Names in `folder`, sorted bytewise, without "." and "..".
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
 
-// Files named by `patterns` (files, and globs with *, ?, [ab], {a,b} and ~), in
-// the order of the patterns and bytewise sorted within a glob. A file named
-// twice counts twice.
+// The files named by `patterns`: names, and globs with *, ?, [ab], {a,b} and ~.
+// They are in the order of the patterns, and sorted bytewise within a glob. A
+// file named twice counts twice.
 // Errors: NotFound with the nearest names when a pattern matches nothing;
 //         InvalidArgument for "**", a folder and an empty list.
 absl::StatusOr<std::vector<std::string>> ExpandPaths(
     const std::vector<std::string>& patterns);
 
 // Locks `folder`, which must exist, for one process and one run in it, on all
-// hosts that share it: until the last copy of the result is destroyed or the
-// process ends in any way. The lock is on a file in it, kLockFile, which is
-// removed at the end; after a kill it stays and locks nothing. Advisory: only
-// processes that also take it are kept out. Null if the file system has no
-// locks.
+// hosts that share the folder. The lock lasts until the last copy of the result
+// is destroyed or the process ends in any way. It is on a file in the folder,
+// kLockFile, which is removed at the end; after a kill the file stays and locks
+// nothing. Advisory: only processes that also take it are kept out. Null if the
+// file system has no locks.
 // Errors: FailedPrecondition if another process or run holds it; FileError.
 inline constexpr char kLockFile[] = ".zero-lock";
 absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder);
@@ -148,8 +149,8 @@ class MappedFile {
   int64_t size_ = 0;
 };
 
-// A regular file, read in pieces. If it is truncated meanwhile, reading is an
-// error, not a signal as with a map.
+// A regular file, read in pieces. If the file is truncated while it is open,
+// reading is an error, not a signal as with a map.
 // Threads: const methods may be called from many threads.
 class ReadableFile {
  public:
@@ -163,7 +164,7 @@ class ReadableFile {
   // Errors: DataLoss if the file ends before offset + bytes; FileError.
   absl::Status ReadAt(int64_t offset, void* data, int64_t bytes) const;
 
-  // When it was opened.
+  // The size when the file was opened.
   int64_t size() const { return size_; }
   const std::string& path() const { return path_; }
 

@@ -1,5 +1,6 @@
-// XXH3-128 as 32 lower-case hex digits: of bytes, and of a model's parameters,
-// divided over ranks (`parameters_hash`). Not for secrets.
+// XXH3-128 as 32 lower-case hex digits: the hash of bytes, and that of a
+// model's parameters when ranks hold parts of them (`parameters_hash`). Not for
+// secrets.
 // Source: xxHash 0.8, canonical (big-endian) form, as `xxh128sum` prints it.
 #ifndef ZERO_ENGINE_BASE_HASH_H_
 #define ZERO_ENGINE_BASE_HASH_H_
@@ -38,11 +39,11 @@ class RunningHash {
   std::unique_ptr<XXH3_state_s, Free> state_;
 };
 
-// The sum of the hashes of numbered blocks, so that the order and the rank of
-// each addition do not matter. `parameters_hash` numbers the blocks of all
-// parameters consecutively, in the order of the parameters' names; each
-// parameter begins a new block. In Python, `parameters` being {name: fp32
-// values}, as little-endian bytes, and `xxhash` the package:
+// The sum of the hashes of numbered blocks: neither the order of the additions
+// nor the rank that makes them matters. `parameters_hash` numbers the blocks of
+// all parameters consecutively, in the order of the parameters' names; each
+// parameter begins a new block. The same in Python, where `parameters` is
+// {name: fp32 values as little-endian bytes} and `xxhash` is the package:
 //
 //   total = block = 0
 //   for name in sorted(parameters):
@@ -58,8 +59,8 @@ class RunningHash {
 class BlockHash {
  public:
   static constexpr int64_t kBlockElems = 64;
-  // The sum as float64 parts of 32 bits each, lowest first: up to 2^21 ranks'
-  // parts add up without rounding.
+  // The sum is kept as float64 parts of 32 bits each, lowest first. The parts
+  // of up to 2^21 ranks add up without rounding.
   static constexpr int kNumParts = 4;
   using Parts = std::array<double, kNumParts>;
 

@@ -1,4 +1,4 @@
-// Names that a mistyped one may have meant.
+// "Did you mean": the known names that a mistyped one is closest to.
 #ifndef ZERO_ENGINE_BASE_NEAREST_H_
 #define ZERO_ENGINE_BASE_NEAREST_H_
 
@@ -10,12 +10,14 @@
 
 namespace zero {
 
-// Letters to insert, delete or replace to turn a into b (Levenshtein).
+// The number of letters to insert, delete or replace to turn `a` into `b`
+// (Levenshtein).
 int EditDistance(absl::string_view a, absl::string_view b);
 
-// At most `limit` of `candidates`, nearest to `word` by edit distance first,
-// for "did you mean": no case, "-" is "_", at most half of the letters wrong.
-// If exactly one begins with `word` (four letters or more), only that one.
+// Up to `limit` of `candidates`, the nearest to `word` by edit distance first.
+// Case is ignored, "-" equals "_", and at most half of the letters may be
+// wrong. If exactly one candidate begins with `word` (four letters or more), it
+// is the only result.
 std::vector<std::string> NearestNames(absl::string_view word,
                                       absl::Span<const std::string> candidates,
                                       int limit);

@@ -4,9 +4,9 @@
 
 namespace zero {
 
-// Each level adds to the one before. From kOff on none changes a bit of the
-// result; kNothing neither, but where GELU is the epilogue of a product
-// (cuBLASLt), which rounds otherwise than GELU by itself.
+// Each level recomputes what the level before does, and more. No level changes
+// a bit of the result, with one exception: with kNothing GELU may be the
+// epilogue of a product (cuBLASLt), which rounds differently from GELU alone.
 enum class Recompute {
   kNothing,
   kOff,        // what one pass over memory gives: norms, rotation, activations

@@ -1,14 +1,14 @@
 // A file for states that do not fit into memory, for the duration of a run.
 //
-// It is cut into pieces that are written and read as a whole, past the page
-// cache (O_DIRECT). All of its space is taken when it is made, so that a full
-// disk shows then. The file has a header of one block, is locked while its
-// owner lives and is removed when that ends; what a killed run left behind has
-// the header and no lock, and is removed or replaced. No other file is ever
+// The file is cut into pieces that are written and read whole, past the page
+// cache (O_DIRECT). All of its space is allocated when it is created, so a full
+// disk is noticed at once. It has a header of one block, is locked while its
+// owner lives, and is removed at the end. A file that a killed run left behind
+// has the header and no lock; it is removed or replaced. No other file is ever
 // touched.
 //
 // Layout: header [kBlockAlignment], then the pieces in order, each padded to a
-//   multiple of kBlockAlignment. It is never read later: no version, no
+//   multiple of kBlockAlignment. No later run reads it: no version, no
 //   endianness.
 #ifndef ZERO_ENGINE_BASE_SWAP_FILE_H_
 #define ZERO_ENGINE_BASE_SWAP_FILE_H_
@@ -43,24 +43,24 @@ class SwapFile {
   // Reads and writes run concurrently, each in order.
   enum Lane { kReads, kWrites };
 
-  // `pieces`: bytes of each. Memory that pieces are read to and written from
-  // should lie in `registered`, which must outlive the file.
-  // Errors: ResourceExhausted where the disk has less space than it takes;
-  //         FailedPrecondition where another run has the file, it is none of
-  //         ours, or its file system has no locks; FileError.
+  // `pieces`: the bytes of each piece. Memory that pieces are read to and
+  // written from should lie in `registered`, which must outlive the file.
+  // Errors: ResourceExhausted if the disk has too little space;
+  //         FailedPrecondition if another run has the file, if it is not a swap
+  //         file, or if its file system has no locks; FileError.
   static absl::StatusOr<std::unique_ptr<SwapFile>> Create(
       const SwapFileOptions& options, absl::Span<const int64_t> pieces,
       absl::Span<const absl::Span<char>> registered);
-  // Removes what dead runs left in `folder`. All ranks of a run call it before
-  // any of them makes its file: dead files take space, and a file that is made
-  // but not locked yet looks dead.
+  // Removes the files that dead runs left in `folder`. All ranks of a run call
+  // it before any of them creates its file: dead files take space, and a file
+  // that is created but not locked yet looks dead.
   static void RemoveStale(const std::string& folder);
   ~SwapFile();
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
 
-  // Bytes of a piece in the file, and in its memory, which begins at a multiple
-  // of kBlockAlignment.
+  // The bytes of a piece in the file, and in memory, where it begins at a
+  // multiple of kBlockAlignment.
   static int64_t PaddedBytes(int64_t bytes) {
     return RoundUp(bytes, kBlockAlignment);
   }
@@ -68,13 +68,13 @@ class SwapFile {
   static int64_t FileBytes(absl::Span<const int64_t> pieces);
 
   // Errors: those of BlockIo::Run; DataLoss if a block is not what was written.
-  //         REQUIRES: the piece was written.
-  // Threads: one in each, here and below; a piece in only one of them.
+  // REQUIRES: the piece was written.
+  // Threads: one thread reads and one writes, never the same piece.
   absl::Status Read(int piece, char* data);
   absl::Status Write(int piece, const char* data);
 
   const std::string& path() const { return path_; }
-  // What is slower than it could be, and why.
+  // Why this is slower than it could be, one note per reason.
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:

@@ -1,5 +1,5 @@
-// The channels between the ranks of a run: who is on them, and what computation
-// waited for on each.
+// The channels between the ranks of a run: which ranks are on each, and how
+// long computation waited for it.
 #ifndef ZERO_ENGINE_COMM_CHANNEL_H_
 #define ZERO_ENGINE_COMM_CHANNEL_H_
 
@@ -13,12 +13,12 @@
 
 namespace zero {
 
-// The four channels of a Rank (rank.h); the link between a device and its host:
-// copies, and the host's computation; and the disk that these wait for.
+// The four channels of a Rank (rank.h); the link between a device and its host,
+// which carries copies and stands for the host's computation; and the disk.
 enum class Channel { kGather, kReduce, kAcross, kScalar, kHost, kDisk };
 inline constexpr Channel kChannels[] = {Channel::kGather, Channel::kReduce,
                                         Channel::kAcross, Channel::kScalar};
-// What computation may wait for.
+// The channels that computation may wait for.
 inline constexpr Channel kWaits[] = {Channel::kGather, Channel::kReduce,
                                      Channel::kAcross, Channel::kScalar,
                                      Channel::kHost,   Channel::kDisk};
@@ -30,12 +30,12 @@ constexpr const char* ChannelName(Channel channel) {
   return kNames[static_cast<size_t>(channel)];
 }
 
-// The ranks on a channel of `rank`, it included, ascending: its group (gather,
-// reduce), its place in every group (across), all (scalar).
+// The ranks on a channel of `rank`, including `rank`, ascending: its group
+// (gather, reduce), its place in every group (across), all ranks (scalar).
 // REQUIRES: `shards`, the ranks of a group, divides `world`.
 std::vector<int> MembersOf(Channel channel, int rank, int world, int shards);
 
-// "reduce"; "reduce of ranks 2, 3" where not all of `world` ranks are on it.
+// "reduce"; "reduce of ranks 2, 3" if not all of `world` ranks are on it.
 std::string ChannelText(const std::string& channel,
                         const std::vector<int>& members, int world);
 
@@ -46,7 +46,7 @@ std::string RankNames(const std::vector<int>& ranks);
 std::string OnGpus(int num_gpus);
 
 // Milliseconds that computation waited, per channel: for communication and host
-// work that are not hidden, and for late ranks.
+// work that were not hidden, and for late ranks.
 struct WaitTimes {
   std::array<double, std::size(kWaits)> ms = {};
 

@@ -6,15 +6,15 @@
 // that value. Bulk collectives take lists of segments: one call moves a whole
 // bucket, wherever its segments lie.
 // Errors latch: the first failure of any rank makes every rank's communicator
-// of the group fail, at once and for good; status() names rank, collective and
-// reason, and later work in the queue finishes without doing anything. A rank
-// that does not arrive at a collective fails it for all after a timeout. One in
-// the middle of it is waited for, since it may be reading the others' memory;
-// the runner of the ranks ends a program that hangs there (on_hang in
-// local_ranks.h). Start reading at Communicator, then local.h.
+// Errors latch: after the first failure of any rank, every rank's communicator
+// of the group fails, at once and for good. status() names the rank, the
+// collective and the reason, and later work in the queue does nothing. A rank
+// that does not arrive at a collective fails it for all after a timeout. A rank
+// in the middle of a collective is waited for, since it may be reading the
+// others' memory; the runner of the ranks ends a program that hangs there
+// (on_hang in local_ranks.h). Start reading at Communicator, then local.h.
 // This room must not know models, gradients or stages: it moves spans of
 // memory that others own.
-//
 // To add a backend: derive from Communicator, implement Run, and give it a
 // linked *_off twin if it can be missing. To add a collective: a kind, a typed
 // call, its line in WireBytes and Signature, its case in exchange.cc. To add an
@@ -83,15 +83,15 @@ struct Collective {
   int64_t staging_bytes = 0;
 };
 
-// Bytes that the busiest of `world` ranks sends, or receives: all-gather and
-// reduce-scatter (world - 1) / world of the full bytes, barrier nothing; all
-// ranks alike. The root of a broadcast sends, and that of a reduce receives,
-// (world - 1) times the bytes. The sums of a ring's reduce-scatter travel in
-// SumDType from its second step on.
+// Bytes that the busiest of `world` ranks sends, or receives. All-gather and
+// reduce-scatter: (world - 1) / world of the full bytes, the same on all ranks.
+// Barrier: nothing. The root of a broadcast sends, and that of a reduce
+// receives, (world - 1) times the bytes. The sums of a ring's reduce-scatter
+// travel in SumDType from its second step on.
 int64_t WireBytes(const Collective& collective, int world);
 
-// The bytes that `rank` sends and receives of that: the root of a broadcast
-// only sends, the root of a reduce only receives, the others move the bytes
+// Bytes that `rank` sends, and that it receives. The root of a broadcast only
+// sends, the root of a reduce only receives; every other rank moves the bytes
 // once.
 int64_t SentBytes(const Collective& collective, int rank, int world);
 int64_t ReceivedBytes(const Collective& collective, int rank, int world);
@@ -103,7 +103,7 @@ int64_t ReceivedBytes(const Collective& collective, int rank, int world);
 // signatures are equal.
 std::string Signature(const Collective& collective);
 
-// The collectives requested of a communicator.
+// The number and the bytes of the collectives issued on a communicator.
 struct CollectiveCount {
   int64_t calls = 0;
   int64_t bytes = 0;     // sent by this rank: SentBytes
@@ -114,9 +114,9 @@ struct CollectiveCount {
 
 // One rank's end. All ranks issue the same collectives in the same order on
 // the communicators of one channel; a backend checks it by the signature.
-// Errors:  of the world by status(). A caller's mistake (null memory, a size
-//          that the world does not divide, an overlap not allowed below) stops
-//          the program.
+// Errors:  world errors are in status(). A caller's mistake (null memory, a
+//          size that the world does not divide, an overlap not allowed below)
+//          stops the program.
 // Threads: used by one thread; status() and Abort by any.
 class Communicator {
  public:
@@ -129,9 +129,10 @@ class Communicator {
   int world() const { return world_; }
   BulkAlgorithm algorithm() const { return algorithm_; }
 
-  // Extra memory for a reduce-scatter of `elems` of `dtype`, over all segments:
-  // a ring needs two pieces of running sums from three ranks on; a native one
-  // its sums, or in 16 bits what all ranks send it.
+  // Extra memory that a reduce-scatter of `elems` of `dtype`, over all
+  // segments, needs. A ring keeps two pieces of running sums if there are three
+  // ranks or more. The native algorithm keeps its sums, or in 16 bits all
+  // ranks' data.
   int64_t StagingBytes(DType dtype, int64_t elems) const;
 
   // Gathers every rank's piece into every rank's `recv`, in rank order.
@@ -141,9 +142,9 @@ class Communicator {
   void AllGather(Stream& stream, std::string name, DType dtype,
                  std::vector<CollectiveSegment> segments);
 
-  // Sums over ranks 0 .. world-1, in that order (a ring in its own), in
-  // SumDType, rounded once; with `accumulate` the sum is added to recv's
-  // content before it is rounded.
+  // Sums over ranks 0 .. world-1, in that order (a ring has its own order), in
+  // SumDType, and rounds once. With `accumulate` the content of recv is part of
+  // the sum.
   // Shapes: send [elems], recv [elems / world], the rank's own piece; recv may
   //         be that piece of send, without accumulate. elems % world == 0.
   //         staging: StagingBytes of the sum of elems, not overlapping.
@@ -152,7 +153,7 @@ class Communicator {
                      bool accumulate, std::vector<CollectiveSegment> segments,
                      Workspace staging = {});
 
-  // Sums as ReduceScatter does with kDirect, entirely on one rank.
+  // Sums in the order of ReduceScatter with kDirect, all of it on one rank.
   // Shapes: send [elems], recv [elems], only the root's is used; it may be the
   //         root's send.
   // Wire:   elems * itemsize bytes from each rank but the root.
@@ -160,8 +161,8 @@ class Communicator {
               std::vector<CollectiveSegment> segments);
 
   // Copies the root's data to all ranks.
-  // Shapes: send [elems], only the root's is used; recv [elems]; both may be
-  //         one.
+  // Shapes: send [elems], only the root's is used; recv [elems]; send and recv
+  //         may be the same.
   // Wire:   (world - 1) * elems * itemsize bytes from the root.
   void Broadcast(Stream& stream, std::string name, DType dtype, int root,
                  std::vector<CollectiveSegment> segments);
@@ -177,26 +178,26 @@ class Communicator {
   virtual void Run(Stream& stream, Collective collective) = 0;
 
   // Registers device memory that collectives use repeatedly, so that a backend
-  // can map it for peers and the network. Lasts as long as the returned value,
-  // which must be destroyed before the memory. Memory of one collective is
-  // registered on all ranks or on none.
+  // can map it for peers and the network. The registration ends with the
+  // returned value, which must be destroyed before the memory. Memory of one
+  // collective is registered on all ranks or on none.
   // Null: this backend has no registration.
   virtual std::shared_ptr<void> Register(void* /*data*/, size_t /*bytes*/) {
     return nullptr;
   }
 
-  // Makes every rank of the group fail with `status`; the first call counts.
+  // Makes every rank of the group fail; the status of the first call stays.
   virtual void Abort(const absl::Status& status) = 0;
 
   // OK, or why the group failed.
   virtual absl::Status status() const = 0;
 
-  // Bytes received from other ranks so far: counted where they are copied,
-  // summed or given to a library, while ReceivedBytes predicts them.
+  // Bytes received from other ranks so far. They are counted where they are
+  // copied, summed or passed to a library; ReceivedBytes predicts them.
   virtual int64_t received_bytes() const { return 0; }
 
   // Milliseconds that this rank's own copies and sums took so far, without
-  // waiting for others. 0: a device or a library does them.
+  // waiting for others. 0 if a device or a library does them.
   virtual double busy_ms() const { return 0; }
 
  private:

@@ -17,8 +17,8 @@ namespace zero {
 // Waits until all ranks of the collective have reached this point.
 using MeetFn = std::function<void()>;
 
-// A part of every rank's piece of a segment; or of the segment, if a root sends
-// or receives all of it.
+// A part of every rank's piece of a segment; if a root sends or receives all of
+// the segment, a part of the segment.
 struct Window {
   size_t segment = 0;
   int64_t begin = 0;
@@ -26,10 +26,11 @@ struct Window {
   int64_t before = 0;  // elements of the windows before it in a list
 };
 
-// The elements of each rank's piece of a segment; with a root, of the segment.
+// Elements of each rank's piece of a segment; of the segment if there is a
+// root.
 int64_t PieceElems(const Collective& collective, size_t segment, int world);
 
-// All of a collective.
+// The windows that cover all of a collective, one per segment.
 std::vector<Window> WholePieces(const Collective& collective, int world);
 
 // The memory of all ranks of a collective, as one of them reads it. Bytes from
@@ -42,9 +43,9 @@ class PeerMemory {
     const void* data;
     int ranks = 1;  // the sum of this many, from `rank` on
   };
-  // Where this process has received another process's rank's data: the elements
-  // of a window of piece `piece` (0 if a root has or gets all).
-  // How many ranks, from `rank` on, are summed in it: 1, or all of a host.
+  // Memory where this process has received the data of another process's rank:
+  // the elements of a window of piece `piece` (0 if a root sends or gets all).
+  // `ranks`: how many ranks, from `rank` on, are summed in it: 1, or a host's.
   struct Block {
     const void* data;
     int ranks = 1;
@@ -52,7 +53,7 @@ class PeerMemory {
   using ReceivedFn =
       std::function<Block(int rank, int64_t piece, const Window& window)>;
 
-  // `all`: the matching collectives of all ranks. Null: a rank of another
+  // `all`: the matching collectives of all ranks; null for a rank of another
   // process, see `received`. `rank` reads, on `stream`.
   // `hosts`: each rank's host, ascending, for kHierarchical.
   PeerMemory(Stream& stream, int rank, absl::Span<const Collective* const> all,
@@ -77,7 +78,7 @@ class PeerMemory {
   // On the CPU the copy is done when this returns: it runs on the stream's
   // worker.
   void Copy(void* dst, Source src, int64_t bytes);
-  // dst = the sum of `src` in this order; with `accumulate` dst += it.
+  // dst = the sum of `src` in this order; with `accumulate` dst is added too.
   void Sum(absl::Span<const Source> src, DType dtype, const Vector& dst,
            bool accumulate = false);
   // The same for all ranks' data for a piece, in the order of the collective's
@@ -104,9 +105,9 @@ class PeerMemory {
   int64_t read_bytes_ = 0;
 };
 
-// Does a rank's share of some windows of a collective, directly (see
-// BulkAlgorithm): reads every rank's memory and writes its own. No other rank
-// reads what it writes, so ranks may do their shares concurrently.
+// Does a rank's share of some windows of a collective with kDirect: reads every
+// rank's memory and writes its own. No other rank reads what it writes, so
+// ranks may do their shares concurrently.
 void DoShare(PeerMemory& peers, absl::Span<const Window> windows);
 
 // Does the share of `rank` in the collectives `all`, one per rank, all of this

@@ -1,4 +1,4 @@
-// An injected fault in the middle of a step: for tests, and for users who want
+// A fault injected in the middle of a step: for tests, and for users who want
 // to see how a run ends.
 #ifndef ZERO_ENGINE_COMM_FAULT_H_
 #define ZERO_ENGINE_COMM_FAULT_H_
@@ -34,18 +34,18 @@ struct Fault {
 };
 
 // Reads "1:3:stop": RANK:STEP:KIND, with KIND throw, stop, mismatch or slow=F.
-// `num_steps`: of the run; 0: not known yet.
-// Errors: InvalidArgument with the text, the reason and an example; the rank is
-//         not in `world`, or no other rank would notice, or there is no such
-//         step.
+// `num_steps`: the steps of the run; 0: not known yet.
+// Errors: InvalidArgument with the text, the reason and an example, if the rank
+//         is not in `world`, if no other rank would notice the fault, or if
+//         there is no such step.
 absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
                                  int64_t num_steps = 0);
 
-// Happens when the rank issues its first collective of the step on the channel
-// "reduce", which every ZeRO stage has in its backward pass. A slow rank sleeps
-// at each of these, from that step on: factor - 1 times its thread's
-// computation since the previous one.
-// Threads: all ranks use one.
+// The fault happens when the rank issues its first collective of the step on
+// the channel "reduce", which every ZeRO stage has in its backward pass. A slow
+// rank sleeps at each such collective from that step on, for factor - 1 times
+// its thread's computation since the previous one.
+// Threads: all ranks use one injector.
 class FaultInjector {
  public:
   // The processor time of the calling thread, and a sleep.
@@ -61,8 +61,8 @@ class FaultInjector {
         step_end_(std::move(step_end)),
         clock_(std::move(clock)) {}
 
-  // `end` of `rank` on a channel, with the fault added; the injector must
-  // outlive it.
+  // Wraps `end`, the end of `rank` on a channel, so that the fault happens
+  // there. The injector must outlive it.
   std::unique_ptr<Communicator> Wrap(int rank, const std::string& channel,
                                      std::unique_ptr<Communicator> end);
 
@@ -75,8 +75,8 @@ class FaultInjector {
  private:
   class Faulty;
 
-  // Whether the faulty rank must issue a different collective.
-  // Throws, hangs or sleeps.
+  // Whether the faulty rank must issue a different collective. Throws, hangs or
+  // sleeps for the other kinds.
   bool IssuesAnother(const std::string& channel, const Collective& collective);
   void Slow(int64_t step);
 

@@ -12,15 +12,16 @@
 
 namespace zero {
 
-// The texts of all processes, in order: called by all.
+// Exchanges one text per process: returns all of them, in order. All processes
+// call it.
 // REQUIRES: `text` has at most kMaxTextBytes.
-// Errors: those of the network, here and below.
+// Errors: those of the network, as for MeasureLinks.
 inline constexpr size_t kMaxTextBytes = 1024;
 absl::StatusOr<std::vector<std::string>> ExchangeTexts(Network& network,
                                                        const std::string& text,
                                                        absl::Duration timeout);
 
-// One way between two processes.
+// One connection between two processes.
 struct LinkSpeed {
   int from = 0, to = 0;
   absl::Duration latency;       // of a message of 8 bytes
@@ -29,12 +30,12 @@ struct LinkSpeed {
 
 // The pairs worth measuring: two processes of each host that has two, and the
 // first processes of every two hosts; with many hosts, of neighbours only.
-// `hosts`: of each process.
+// `hosts`: the host of each process.
 std::vector<std::pair<int, int>> LinksToMeasure(
     const std::vector<std::string>& hosts);
 
-// Measures these pairs, without other traffic: called by all with the same
-// pairs. Process 0 gets the result; the others get none.
+// Measures these pairs, without other traffic. All processes call it with the
+// same pairs; process 0 gets the result, the others get an empty list.
 absl::StatusOr<std::vector<LinkSpeed>> MeasureLinks(
     Network& network, const std::vector<std::pair<int, int>>& pairs,
     absl::Duration timeout);

@@ -1,6 +1,6 @@
-// The ranks of one process as threads over shared memory: the host's, or that
-// of GPUs with peer access (several ranks may share one); on the CPU also with
-// ranks of other processes, over a Network.
+// The ranks of one process as threads that share memory: the host's, or that of
+// GPUs with peer access (several ranks may share a GPU). On the CPU a Network
+// can add ranks of other processes.
 //
 // Ranks exchange addresses, never copies: a rank publishes its collective,
 // waits until all have arrived, reads what it needs straight from the others'
@@ -14,10 +14,10 @@
 // progress independently; ranks that share a stream would wait for themselves
 // until the timeout.
 //
-// With other processes the ranks of this one meet as usual; then the lowest,
-// the leader, sends one message to each other process and receives one, round
-// by round (rounds.h), and every rank does its share of a round as if all
-// memory were here.
+// If there are other processes, the ranks of this one meet as usual. The lowest
+// of them, the leader, then exchanges one message with each other process per
+// round (rounds.h), and every rank does its share of a round as if all memory
+// were in this process.
 //
 // On a GPU a collective is issued inside Run: the calling threads meet there to
 // issue it, and each makes its stream wait for the others' streams (by events)
@@ -50,23 +50,23 @@ class Rounds;
 // The ranks of other processes.
 struct OtherProcesses {
   std::shared_ptr<Network> network;
-  // Asks them where they are in their collectives. Null: unknown.
+  // Asks these processes where they are in their collectives. Null: unknown.
   std::function<RanksProgress()> ask;
-  // Why the run failed, if the network knows: an error here may be the
+  // Why the run failed, if the network knows: an error here may only be the
   // consequence of another process's end. Null: unknown.
   std::function<absl::Status(const absl::Status& own)> find_cause;
 };
 
 struct LocalOptions {
-  // How long a rank waits for the others in one collective: longer than any
-  // computation of a rank that another waits for.
+  // How long a rank waits for the others in one collective. It must exceed the
+  // longest computation that another rank waits for.
   absl::Duration timeout = absl::Minutes(5);
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
-  // kHierarchical, on the CPU: this many consecutive ranks are one host;
-  // divides the world. 0: all ranks.
+  // For kHierarchical on the CPU: this many consecutive ranks are one host. It
+  // divides the world. 0: all ranks are one host.
   int ranks_per_host = 0;
   // Without a network all ranks are threads of this process. With one, the
-  // algorithm is not kRing and the ranks are on the CPU.
+  // ranks are on the CPU and the algorithm is not kRing.
   OtherProcesses others;
 };
 
@@ -75,14 +75,14 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
  public:
   static std::shared_ptr<LocalGroup> Make(int world, LocalOptions options = {});
 
-  // The end of `rank`, one of this process, on `channel` ("gather", "reduce",
-  // "scalar") among `members`, or all ranks if empty: the communicator's rank
-  // is the index in that list; messages name the rank of the run. A channel is
-  // its own sequence of collectives; all channels share one failure, so a
-  // failed group fails all. A rank connects once to a channel. Destroying an
-  // end leaves the channel: the others fail at once if they need more from it
-  // than it issued. Errors: of the group, by status() of any communicator.
-  //   DeadlineExceeded    a rank did not arrive within the timeout
+  // The end of `rank`, a rank of this process, on `channel` ("gather",
+  // "reduce", "scalar") among `members`, or all ranks if that is empty. The
+  // communicator's rank is the index in `members`; messages name the rank of
+  // the run. Each channel is its own sequence of collectives, but all share one
+  // failure: a failed group fails every channel. A rank connects once to a
+  // channel. Destroying an end leaves the channel: the others fail at once if
+  // they need more collectives from it than it issued. Errors, by status() of
+  // any communicator of the group:
   //   FailedPrecondition  ranks are in different collectives, or on GPUs
   //                       that cannot read each other's memory
   //   Unavailable         a rank has left
@@ -96,7 +96,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
 
   // Makes the group fail; the first call counts.
   void Abort(int rank, const absl::Status& status);
-  // The same with an error of another process, verbatim.
+  // The same with an error of another process, whose text stays as it is.
   void Fail(const absl::Status& status);
   // Bytes of data that this process has begun to send to others.
   int64_t sent_bytes() const;
@@ -104,9 +104,9 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   RanksProgress progress() const;
   // OK, or why it failed.
   absl::Status status() const;
-  // The ranks that others waited for in vain, ascending; none unless the group
-  // failed that way. A rank that waited itself, in another channel, is not
-  // missing: the ranks it waited for are.
+  // The ranks that others waited for in vain, ascending; empty unless the group
+  // failed that way. A rank that was itself waiting in another channel is not
+  // missing: the ranks that it waited for are.
   std::vector<int> missing() const;
 
   ~LocalGroup();
@@ -121,15 +121,15 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
 
   LocalGroup(int world, LocalOptions options);
 
-  // `place` is a rank's index among the members of a channel.
-  // Gives a collective its number. `marks`: of an asynchronous device.
+  // Numbers a collective and returns it. `place` is a rank's index among the
+  // members of a channel. `marks`: of an asynchronous device.
   std::shared_ptr<const Call> Issue(Channel& channel, int place, Stream& stream,
                                     Collective collective,
                                     std::shared_ptr<Marks> marks);
   // The work of one collective, on the stream's thread. Open waits until all
-  // ranks have arrived; false: the group has failed. Meet waits in the middle
-  // of a share, Close until all shares are done; `share` is how long this one
-  // took, with waiting.
+  // ranks have arrived and returns false if the group has failed. Meet waits in
+  // the middle of a share, Close until all shares are done. `share` is how long
+  // this rank's share took, including waits.
   void Perform(Channel& channel, int place,
                const std::shared_ptr<const Call>& call);
   bool Open(Channel& channel, int place,
@@ -137,7 +137,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   bool Meet(Channel& channel, int place);  // false: a rank broke off
   void Close(Channel& channel, int place, int64_t read_bytes,
              std::chrono::nanoseconds share);
-  // Its device has failed inside: other ranks must not wait for it there.
+  // The rank's device failed inside: other ranks must not wait for it there.
   void Break(Channel& channel, int place, const std::string& reason);
 
   void Leave(Channel& channel, int place);

@@ -35,22 +35,22 @@ struct LocalRanksOptions {
     return (world - place + num_devices - 1) / num_devices;
   }
   // Wraps a rank's end of a channel ("gather", "reduce", "across", "scalar";
-  // see Rank): in a slow link, a trace. Null: no wrapper.
+  // see Rank), in a slow link or a trace. Null: no wrapper.
   std::function<std::unique_ptr<Communicator>(
       int rank, const std::string& channel, std::unique_ptr<Communicator> end)>
       wrap;
   absl::optional<Link> host_link = absl::nullopt;  // of each Rank
   // As in MemoryShare.
   int64_t device_budget = 0, host_budget = 0;
-  // What processes do while they start up; threads of one need not wait long.
+  // How processes wait while they start; threads of one process start together.
   Patience patience;
   // Lines that must match on all processes of a run: each compares its own with
   // rank 0's before it begins.
   std::vector<std::string> must_match;
   // Called if a rank hangs: it did not return within local.timeout after
   // another rank's error, or another rank waited for it in vain. A thread
-  // cannot be ended from outside, so this should end the process. Null: the
-  // rank is waited for.
+  // cannot be ended from outside, so this function should end the process.
+  // Null: wait for the rank.
   std::function<void(const absl::Status& error)> on_hang;
 };
 
@@ -70,8 +70,8 @@ class Transport {
   virtual void Abort(int index, const absl::Status& status) = 0;
   // OK, or why the run failed.
   virtual absl::Status status() = 0;
-  // The same, polled several times a second while ranks run; `starting`: some
-  // are not connected yet.
+  // The same, polled several times a second while ranks run. `starting`: some
+  // ranks are not connected yet.
   virtual absl::Status Watch(bool /*starting*/) { return status(); }
   // See Rank.
   virtual std::vector<int> missing() = 0;

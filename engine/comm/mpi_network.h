@@ -1,9 +1,9 @@
 // The processes that mpirun or srun started, connected by MPI.
 //
-// One thread makes all MPI calls, from init to finalize: it starts the others'
-// requests and polls for completion, sleeping in between, since MPI itself only
-// waits by spinning, which takes a core from the ranks. libmpi is loaded when a
-// network is opened, see mpi_table.h.
+// One thread makes all MPI calls, from init to finalize. It starts the requests
+// of all ranks and polls for their completion, sleeping in between: MPI itself
+// only waits by spinning, which would take a core from the ranks. libmpi is
+// loaded when a network is opened, see mpi_table.h.
 #ifndef ZERO_ENGINE_COMM_MPI_NETWORK_H_
 #define ZERO_ENGINE_COMM_MPI_NETWORK_H_
 
@@ -24,7 +24,7 @@ namespace zero {
 
 struct MpiTable;
 
-// "", or why MPI cannot be used here: nothing is loaded.
+// Why MPI cannot be used here, or "" if it can. Loads nothing.
 absl::Status CheckMpi();
 
 class MpiNetwork final : public Network {
@@ -38,18 +38,19 @@ class MpiNetwork final : public Network {
   // "Open MPI v4.1.4".
   const std::string& library() const;
 
-  // The text of process 0, for all: called by all, at start-up.
+  // Sends the text of process 0 to all processes, which all call this at
+  // start-up.
   absl::StatusOr<std::string> Broadcast(const std::string& text);
 
   std::unique_ptr<Exchange> Begin(const std::string& channel,
                                   std::vector<PeerMessages> messages) override;
   void Stop() override;
 
-  // Says goodbye together with all other processes; false: some did not within
-  // `timeout`.
+  // Says goodbye together with all other processes. Returns false if one of
+  // them did not within `timeout`.
   bool Finish(absl::Duration timeout);
 
-  // Without Finish MPI is not finalized: the process must end.
+  // After this without Finish MPI is not finalized, and the process must end.
   ~MpiNetwork() override;
 
  private:

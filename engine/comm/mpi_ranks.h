@@ -22,8 +22,9 @@ absl::Status RunMpiProcess(const Launch& launch, int ranks_here,
                            const MakeDeviceFn& make_device,
                            const RankBody& body);
 
-// "; rank 5 is of process 1, pid 4711 on node2" for some of the ranks and
-// processes that `text` names. `processes`: "pid 4711 on node2" of each.
+// "; rank 5 is of process 1, pid 4711 on node2": says where some of the ranks
+// and processes are that `text` names. `processes`: "pid 4711 on node2" of
+// each.
 std::string PlacesNamedIn(const std::string& text, int ranks_per_process,
                           const std::vector<std::string>& processes);
 

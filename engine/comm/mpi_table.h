@@ -26,9 +26,9 @@ struct MpiTable {
   // `tag`: any, the same at both ends.
   const char* (*start)(bool sends, const MemoryRun* runs, int num_runs,
                        int peer, uint32_t tag, void* owner);
-  // Which started messages have ended since. `owners`: as passed to `start`;
-  // `errors`: null, or the failure; both with room for all started ones plus
-  // one. Returns how many, or -1 and errors[0].
+  // Finds started messages that have ended since the last call. `owners`: as
+  // passed to `start`. `errors`: null, or the failure. Both have room for all
+  // started messages plus one. Returns how many ended, or -1 and errors[0].
   int (*poll)(void** owners, const char** errors);
 
   const char* (*finalize)();

@@ -1,5 +1,6 @@
-// Messages between the processes of a run, each with the same number of
-// consecutive ranks as threads: LocalGroup's interface to MPI, or to a fake.
+// Messages between the processes of a run, which all have the same number of
+// consecutive ranks as threads. This is LocalGroup's interface to MPI, or to a
+// fake network.
 #ifndef ZERO_ENGINE_COMM_NETWORK_H_
 #define ZERO_ENGINE_COMM_NETWORK_H_
 
@@ -19,8 +20,8 @@ struct MemoryRun {
   int64_t bytes = 0;
 };
 
-// The data for another process and from it, each as one message; no runs: no
-// message.
+// The data for another process and the data from it, each as one message. No
+// runs: no message.
 struct PeerMessages {
   int process = 0;
   std::vector<MemoryRun> send, receive;
@@ -42,15 +43,15 @@ class Network {
     return rank / (world / num_processes_);
   }
 
-  // Messages in flight. It uses their memory until it is destroyed.
+  // Messages in flight. It uses the messages' memory until it is destroyed.
   class Exchange {
    public:
-    // Ends the exchange by Stop, unless Await did.
+    // Ends the exchange as Stop does, unless Await has ended it.
     virtual ~Exchange() = default;
     // Waits until all messages have been sent and received.
     // Errors: DeadlineExceeded: still in flight; Cancelled after Stop; else the
-    //         network's own. Except after the first, the memory is no longer
-    //         used.
+    //         network's own. After any but DeadlineExceeded, the memory is no
+    //         longer used.
     virtual absl::Status Await(absl::Duration timeout) = 0;
   };
 

@@ -13,7 +13,7 @@
 
 namespace zero {
 
-// A collective of one channel. Number 0: none.
+// One collective of a channel. Number 0: no collective.
 struct CollectiveMark {
   int64_t number = 0;     // of its channel, from 1
   std::string signature;  // Signature
@@ -24,22 +24,22 @@ struct CollectiveMark {
   std::string TextIn(const std::string& channel) const;
 };
 
-// One rank in one channel.
+// Where one rank is in one channel.
 struct ChannelProgress {
   std::string channel;    // with its members, as ChannelText has it
   CollectiveMark issued;  // the last one
   CollectiveMark inside;  // the one its stream is in, else the one it launches
   CollectiveMark finished;  // the last one
-  // It is doing its share of `inside`, and the others wait for that; false if
-  // unknown.
+  // The rank is doing its share of `inside`, and the others wait for it; false
+  // if unknown.
   bool works = false;
 };
 
-// By channel and rank: the ranks' reports.
+// The ranks' reports, by channel and rank.
 using RanksProgress = std::map<std::string, std::map<int, ChannelProgress>>;
 
-// The channels of one rank as a text, and back. Malformed text is skipped;
-// `works` is not in it.
+// Writes the channels of one rank as a text, and reads it back. Malformed text
+// is skipped; `works` is not in the text.
 std::string ProgressText(const std::vector<ChannelProgress>& channels);
 std::vector<ChannelProgress> ParseProgress(const std::string& text);
 
@@ -53,14 +53,14 @@ struct LateCollective {
   absl::Duration timeout;
 };
 
-// Why a collective does not end.
+// Why a collective does not end, and who is to blame.
 struct Diagnosis {
   // FailedPrecondition  "rank 1 differs from rank 0 at #3 of ...": they issued
   //                     different collectives; waiting is no help
   // DeadlineExceeded    else: which ranks are missing, and where they are
   absl::Status status;
-  // The ranks that all others ultimately wait for: those that wait for none; in
-  // a cycle, the late ones.
+  // The ranks that all others ultimately wait for: those that wait for nobody,
+  // or, in a cycle, the late ones.
   std::vector<int> missing;
 };
 Diagnosis Diagnose(const LateCollective& late, RanksProgress told);

@@ -27,55 +27,56 @@ struct MemoryShare {
   int host_sharers = 0;
   // Ranks that share a process's context on the device; 0: as `sharers`.
   int context_sharers = 0;
-  // Bytes that this rank may take of each; 0: its share of the total.
+  // Bytes of each memory that this rank may take; 0: its share of the total.
   int64_t device_budget = 0;
   int64_t host_budget = 0;
 };
 
 struct Rank {
   Device* device = nullptr;
-  // Within the group that shards the states: consecutive ranks. Parameters and
-  // gradients move independently, each on its own stream.
+  // Between the ranks of a group, which shards the states: consecutive ranks.
+  // Parameters and gradients move independently, each on its own stream.
   std::unique_ptr<Communicator> gather;
   std::unique_ptr<Communicator> reduce;
-  // Across the groups: the ranks with the same index in theirs. Gradients, on
-  // the stream of `reduce`.
+  // Between groups: the ranks with the same index in their group. Carries
+  // gradients, on the stream of `reduce`.
   std::unique_ptr<Communicator> across;
-  // The few numbers that all ranks agree on, on the compute stream.
+  // Between all ranks: the few numbers they agree on, on the compute stream.
   std::unique_ptr<Communicator> scalar;
 
   // A description of the ranks for people, without their number: "threads of
   // this process on 2 GPUs".
   std::string kind = "threads of this process";
 
-  // The host of every rank, by its name. Empty: all are on this one.
+  // The host name of every rank. Empty: all are on this host.
   std::vector<std::string> hosts = {};
 
   MemoryShare memory = {};
-  // The link for copies between the device and its host; none: full speed.
+  // The link that copies between the device and its host are slowed down to;
+  // none: full speed.
   absl::optional<Link> host_link = absl::nullopt;
 
   // Host-side barrier and vote, without a collective: returns true if every
-  // rank passed true. Ranks whose collectives spin on a GPU meet here once
-  // their memory is taken: allocating or mapping memory waits for all work of a
-  // GPU under process-wide locks, which another rank may need for the launch
-  // that this work waits for.
+  // rank passed true. Ranks whose collectives spin on a GPU meet here once they
+  // have allocated their memory. Allocating or mapping memory waits for all
+  // work of a GPU and holds process-wide locks; that work may be a collective
+  // that waits for a launch of another rank, which needs the same locks.
   // Order:  all ranks, in the same sequence.
   // Errors: DeadlineExceeded with the missing ranks; why the run failed.
   // Null: not needed.
   std::function<absl::StatusOr<bool>(const std::string& name, bool yes)> agree =
       nullptr;
 
-  // The ranks that others waited for in vain (LocalGroup::missing). Null: none
-  // can be missing.
+  // The ranks that others waited for in vain (LocalGroup::missing). Null: no
+  // rank can be missing.
   std::function<std::vector<int>()> missing = nullptr;
 
   // Bytes that this rank's process has sent to others. Null: there are no
   // others.
   std::function<int64_t()> sent_bytes = nullptr;
 
-  // Whether host states take the device's memory: on a CPU, unless each has its
-  // own budget.
+  // Whether states on the host take the device's memory: on a CPU they do,
+  // unless device and host have their own budgets.
   bool one_memory() const {
     return device->kind() == DeviceKind::kCpu && memory.host_budget == 0;
   }
@@ -90,7 +91,7 @@ struct Rank {
     return *ends[static_cast<size_t>(channel)];
   }
 
-  // The first error of any of the four.
+  // The first error of the four communicators.
   absl::Status status() const {
     for (const auto* end : {&gather, &reduce, &across, &scalar}) {
       if (absl::Status status = (*end)->status(); !status.ok()) return status;
@@ -99,9 +100,8 @@ struct Rank {
   }
 };
 
-// Rank `rank` of `world`, in groups of `shards` (0: one group), whose
-// collectives move nothing: a world of one, or the meta device's stand-in for
-// any world.
+// Rank `rank` of `world`, in groups of `shards` (0: one group). Its collectives
+// move nothing: it is the only rank, or on the meta device one of any world.
 inline Rank MakeSoloRank(Device& device, int rank = 0, int world = 1,
                          int shards = 0,
                          BulkAlgorithm algorithm = BulkAlgorithm::kDirect) {
@@ -113,8 +113,8 @@ inline Rank MakeSoloRank(Device& device, int rank = 0, int world = 1,
           end(rank / shards, world / shards), end(rank, world)};
 }
 
-// `rank` for a rehearsal on the meta device: connected alike, but its
-// collectives move nothing.
+// A copy of `rank` for a rehearsal on the meta device: connected in the same
+// way, but its collectives move nothing.
 inline Rank MakeRehearsalRank(Device& meta, const Rank& rank) {
   return MakeSoloRank(meta, rank.rank(), rank.world(), rank.shards(),
                       rank.gather->algorithm());

@@ -1,14 +1,15 @@
-// A collective between processes, cut into rounds: the bytes received per round
+// A collective between processes, cut into rounds. The bytes received per round
 // are bounded, and the ranks do their shares of a round while the next one is
 // in flight. Pure: depends only on shapes, the same on all processes.
 //
 // All-gather and broadcast land in the recv memory of the leader, the lowest
 // rank of this process; its neighbours copy from there. Addends land in staging
-// memory, one block per sender and rank here, so that the sum runs over all
-// ranks in rank order, rounded once: the bits are those of threads of one
+// memory, one block per sender and rank here. The sum runs over all ranks in
+// rank order and is rounded once, so the bits are those of threads of one
 // process, however ranks are split into processes.
-// A sender is a rank; in a hierarchical sum it is a host, if each process has
-// all ranks of its hosts: it sends their sum once instead of each rank's data.
+// A sender is usually a rank. In a hierarchical sum it is a host, if each
+// process has all ranks of its hosts: it sends their sum instead of each rank's
+// data.
 #ifndef ZERO_ENGINE_COMM_ROUNDS_H_
 #define ZERO_ENGINE_COMM_ROUNDS_H_
 
@@ -25,17 +26,18 @@ namespace zero {
 
 class Rounds {
  public:
-  // Most bytes that a process receives in a round, unless world * ranks here
-  // exceeds a few thousand: at least kLeastElems per piece.
+  // A process receives at most this many bytes in a round, unless world * ranks
+  // here exceeds a few thousand: each piece has at least kLeastElems.
   static constexpr int64_t kBytes = int64_t{2} << 20;
   static constexpr int64_t kLeastElems = 16;
 
-  // `processes`: of each member of the channel, ascending. `process`: this one.
-  // `hosts`: of each member, ascending, for kHierarchical.
+  // `processes`: the process of each member of the channel, ascending.
+  // `process`: this one. `hosts`: each member's host, ascending, for
+  // kHierarchical.
   Rounds(const Collective& collective, absl::Span<const int> processes,
          int process, absl::Span<const int> hosts = {}, int64_t bytes = kBytes);
 
-  // None: there is nothing to move.
+  // The number of rounds; 0 if there is nothing to move.
   int size() const { return static_cast<int>(windows_.size()); }
   // The place of the leader.
   int leader() const { return first_; }
@@ -43,14 +45,14 @@ class Rounds {
 
   // Memory for a round's addends.
   int64_t staging_bytes() const;
-  // Memory for this process's own sums of a round; 0: its ranks send their
-  // data.
+  // Memory for the sums that this process sends in a round; 0 if its ranks send
+  // their own data.
   int64_t outgoing_bytes() const;
   // Bytes that Messages sends in all rounds.
   int64_t sent_bytes() const;
-  // Calls visit(begin, end, piece, window, to) for each sum that `place`, one
-  // of this process, must make before Messages: over the data of places [begin,
-  // end), into `to` in `outgoing`.
+  // Calls visit(begin, end, piece, window, to) for each sum that `place`, a
+  // rank of this process, must make before Messages. The sum is over the data
+  // of places [begin, end) and goes to `to` in `outgoing`.
   using VisitSumFn = std::function<void(int begin, int end, int64_t piece,
                                         const Window& window, char* to)>;
   void ForEachSum(int round, int place, char* outgoing,

@@ -1,6 +1,6 @@
-// Slows a communicator down to a network, and copies to a bus between a device
-// and its host, so that overlap can be seen, measured and tested on one
-// machine.
+// Slows a communicator down to the speed of a network, and copies to that of a
+// bus between a device and its host. Overlap can then be seen, measured and
+// tested on one machine.
 #ifndef ZERO_ENGINE_COMM_SHAPED_H_
 #define ZERO_ENGINE_COMM_SHAPED_H_
 
@@ -28,14 +28,14 @@ struct Link {
 absl::StatusOr<Link> ParseLink(absl::string_view text);
 
 // The minimum time of a collective, in the alpha-beta model of a ring: latency
-// * (world - 1) + WireBytes / rate. A link is full duplex; a root's link is the
-// bottleneck for all.
+// * (world - 1) + WireBytes / rate. A link is full duplex, and a root's link is
+// everybody's bottleneck.
 absl::Duration LinkTime(const Link& link, const Collective& collective,
                         int world);
 // The minimum time of a copy of `bytes`.
 absl::Duration LinkTime(const Link& link, int64_t bytes);
 
-// Makes the work that `work` enqueues on `stream` take at least that long. The
+// Makes the work that `work` enqueues on `stream` take at least `least`. The
 // stream's thread sleeps and does not spin; `failed` ends the sleep within
 // milliseconds.
 // CPU streams only: on CUDA a stream has no thread to sleep on.
@@ -44,9 +44,9 @@ void EnqueueAtLeast(Stream& stream, absl::Duration least,
                     const std::function<void()>& work);
 
 // A collective begins, on each rank, when its stream reaches it. Every
-// communicator has its own link: collectives of one queue up, those of two
-// channels do not slow each other down.
-// Like EnqueueAtLeast; a failure of the group ends the sleep.
+// communicator has its own link: collectives of one communicator queue up,
+// those of two channels do not slow each other down. Sleeps like
+// EnqueueAtLeast; a failure of the group ends the sleep.
 class ShapedCommunicator final : public CommunicatorWrapper {
  public:
   ShapedCommunicator(std::unique_ptr<Communicator> inner, Link link);

@@ -40,24 +40,24 @@ class Store {
     return Do(StoreCall::kGet, key, "");
   }
 
-  // Performs all three.
+  // Performs one request of any of the three kinds.
   virtual absl::StatusOr<absl::optional<std::string>> Do(
       StoreCall call, const std::string& key, const std::string& value) = 0;
 };
 
-// What a process does while it waits for ranks to start: schedulers start them
-// minutes apart.
+// How a process waits for ranks to start, which schedulers may start minutes
+// apart.
 struct Patience {
-  // Set by a signal: waits are given up. Null: never.
+  // Set by a signal: stop waiting. Null: never.
   const std::atomic<bool>* stop = nullptr;
-  // Receives one line on what this process waits for, once. Null: no one.
+  // Receives, once, a line that says what this process waits for. Null: nobody.
   std::function<void(const std::string& line)> tell;
   absl::Duration tell_after = absl::Seconds(5);
 
   bool ends() const { return stop != nullptr && stop->load(); }
 };
 
-// Waits until `key` is written. `what` names it in the error:
+// Waits until `key` is written. `what` names the awaited value in messages.
 // Errors: DeadlineExceeded: "WHAT did not arrive within 2s"; Cancelled if
 //         `patience` ends; why the run failed (StoredFailure); those of the
 //         store.
@@ -80,8 +80,8 @@ absl::StatusOr<std::vector<int>> MissingInStore(Store& store,
                                                 const std::string& name,
                                                 int world);
 
-// Compares the lines of `index` with those of 0. `who`: "nccl: rank", for the
-// message.
+// Compares the lines of rank `index` with those of rank 0. `who`: "nccl: rank",
+// for the message.
 // Errors: InvalidArgument with the first line that differs, which becomes the
 //         run's failure; those of Await.
 absl::Status MatchInStore(Store& store, const std::string& who, int index,
@@ -93,12 +93,12 @@ absl::Status MatchInStore(Store& store, const std::string& who, int index,
 // `missing`: ranks that others waited for in vain.
 absl::Status StoreFailure(Store& store, const absl::Status& failure,
                           const std::vector<int>& missing = {});
-// OK: it did not fail. Errors of the store also count as failures.
+// Why the run failed; OK if it did not. Errors of the store count as failures.
 absl::Status StoredFailure(Store& store);
 // The missing ranks of that failure, in rank order.
 std::vector<int> StoredMissing(Store& store);
 
-// The last process that the store's server refused, and why.
+// Records the last process that the store's server refused, and why.
 void StoreRefusal(Store& store, const std::string& reason);
 // "; refused: ...", or nothing.
 std::string StoredRefusal(Store& store);

@@ -1,10 +1,9 @@
-// The store of a run of several processes: rank 0 serves it; every rank,
+// The store of a run of several processes. Rank 0 serves it; every rank,
 // including rank 0, has one connection to it.
 //
-// A connection that ends without goodbye is a rank that died: the server tells
+// If a connection ends without a goodbye, its rank has died: the server tells
 // all others (StoredFailure). A rank that cannot reach the server knows that
 // rank 0 died.
-// Wire: frames of a 4-byte big-endian size and that many bytes; a request's
 //       first byte is its kind, an answer's whether there is a value. Every
 //       rank first sends a greeting with a version and its world. Not a
 //       protocol for untrusted networks: no encryption or authentication.
@@ -37,8 +36,8 @@ std::string AddressText(const TcpStoreAddress& address);
 // Whether `host` names the machine itself: "localhost", 127.0.0.1.
 bool IsLoopback(const std::string& host);
 
-// Rank 0's part. One thread accepts connections, and one per connection
-// answers.
+// Rank 0's part. One thread accepts connections; each connection has a thread
+// that answers.
 class TcpStoreServer {
  public:
   // Listens only for this machine if the host is its loopback, else on all
@@ -48,8 +47,8 @@ class TcpStoreServer {
   static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Listen(
       const TcpStoreAddress& address, int world,
       const std::string& who = "rank");
-  // Waits until all connected ranks have left, at most 5 s: they may still ask
-  // why the run failed.
+  // Waits until all connected ranks have left, but at most 5 s: they may still
+  // ask why the run failed.
   ~TcpStoreServer();
 
   int port() const { return port_; }
@@ -103,8 +102,8 @@ class TcpStore final : public Store {
   TcpStore(int socket, std::string where)
       : socket_(socket), where_(std::move(where)) {}
 
-  // One request and its answer; gives up when `waits`, polled, returns false.
-  // Null: never.
+  // Sends one request and returns its answer. Gives up when `waits`, which is
+  // polled, returns false. Null: never gives up.
   absl::StatusOr<std::string> Ask(const std::string& request,
                                   const std::function<bool()>& waits = nullptr);
 

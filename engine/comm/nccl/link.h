@@ -1,5 +1,5 @@
 // One rank's connection to the others by NCCL: the communicators of its
-// channels, the first failure of anybody, and the thread that watches.
+// channels, the run's first failure, and the thread that watches them.
 #ifndef ZERO_ENGINE_COMM_NCCL_LINK_H_
 #define ZERO_ENGINE_COMM_NCCL_LINK_H_
 
@@ -31,11 +31,11 @@ namespace zero {
 struct NcclCall {
   CollectiveMark mark;
   std::unique_ptr<Event> begin, end;
-  // When the watch saw that; its own.
+  // When the watch saw the collective begin; used by the watch alone.
   absl::Time begun = absl::InfiniteFuture();
 };
 
-// A communicator of this rank: for a sequence of collectives.
+// One channel of this rank: a communicator and its sequence of collectives.
 struct NcclChannel {
   Channel channel;
   std::string name;          // ChannelText
@@ -47,7 +47,7 @@ struct NcclChannel {
   CollectiveMark launching;     // by the host, which may wait for peers
   std::deque<NcclCall> flying;  // the watch alone takes some away
 
-  // The first that this rank has issued and not finished; null: none.
+  // The oldest collective that this rank has issued and not finished, or null.
   const CollectiveMark* Current() const;
 };
 
@@ -61,12 +61,12 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   // Takes leave of the other ranks, or aborts after a failure.
   ~NcclLink();
 
-  // All of them.
+  // The channels, in the order of Rank's ends.
   const std::vector<std::unique_ptr<NcclChannel>>& channels() const {
     return channels_;
   }
 
-  // Ranks whose GPU is this one's, it included; GPUs of all ranks.
+  // The ranks that share this rank's GPU, including it; the GPUs of all ranks.
   int num_sharers() const { return num_sharers_; }
   int num_host_sharers() const { return num_host_sharers_; }
   int num_gpus() const { return num_gpus_; }
@@ -75,10 +75,12 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   std::shared_ptr<void> Register(NcclChannel& channel, void* data,
                                  size_t bytes);
 
-  // The first failure of any rank counts, for all. `missing`: as StoreFailure.
+  // Fails the run; the first failure of any rank counts. `missing`: as for
+  // StoreFailure.
   void Fail(const absl::Status& status, const std::vector<int>& missing = {});
   absl::Status status() const;
-  // Of that failure; whoever keeps the store may be one of them, and gone.
+  // The missing ranks of that failure, as this rank knows them: the rank that
+  // serves the store may be gone.
   std::vector<int> missing() const;
   // See ConnectNccl.
   std::function<absl::Duration()> watch_in_driver() const;
@@ -94,12 +96,12 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   absl::Status AddChannel(Channel channel, const InitFn& init);
   ncclResult_t AwaitNccl(const NcclChannel& channel, absl::Time deadline);
 
-  // Run: false after a failure, of this call or of the run.
+  // Makes the calls of Run. Returns false if one failed, or if the run has.
   bool Launch(NcclChannel& channel, Stream& stream,
               const Collective& collective, const NcclCall& call);
   std::unique_ptr<Event> TakeEvent();
 
-  // The watch.
+  // The thread that watches.
   class DriverCall;
   void Watch();
   absl::Status Poll();
@@ -126,10 +128,10 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   std::vector<std::unique_ptr<NcclChannel>> channels_;
   Buffer scratch_;  // see NcclPlace
 
-  // Held around every call of NCCL on a communicator: an abort ends these.
+  // Held around every NCCL call on a communicator: an abort ends such calls.
   std::mutex calls_;
-  // Guards all below, and what is in channels_ but their communicators. Taken
-  // after calls_, where both are.
+  // Guards everything below, and the contents of channels_ except their
+  // communicators. Where both are taken, it is taken after calls_.
   mutable std::mutex state_;
   absl::Status failure_;
   std::vector<int> missing_;
@@ -139,8 +141,8 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
 
   absl::Time told_ = absl::InfinitePast();  // the watch's own
   std::string progress_;
-  // Since when the watch is inside a call of CUDA or NCCL, by ToUnixNanos; 0:
-  // it is not.
+  // When the watch entered the CUDA or NCCL call it is in, by ToUnixNanos; 0 if
+  // it is in none.
   const std::shared_ptr<std::atomic<int64_t>> in_driver_since_ =
       std::make_shared<std::atomic<int64_t>>(0);
   std::thread watch_;

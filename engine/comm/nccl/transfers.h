@@ -10,8 +10,8 @@
 
 namespace zero {
 
-// Communicators never block: ncclInProgress says that a call goes on in the
-// background, also one of the calls of a group.
+// Communicators never block: ncclInProgress means that a call, perhaps one
+// of a group, continues in the background. That is no error.
 inline bool IsNcclError(ncclResult_t result) {
   return result != ncclSuccess && result != ncclInProgress;
 }
@@ -26,12 +26,12 @@ struct NcclPlace {
   int64_t* received_bytes;  // grows by what calls bring from other ranks
 };
 
-// Makes the calls of a collective. REQUIRES: inside a group of NCCL.
-// ncclSuccess or the first error.
+// Makes the NCCL calls of a collective. REQUIRES: inside an NCCL group.
+// Returns ncclSuccess or the first error.
 ncclResult_t EnqueueTransfers(const NcclPlace& place,
                               const Collective& collective);
 
-// What the device adds up itself, behind the transfers.
+// Enqueues the sums that the device computes itself, after the transfers.
 void EnqueueSums(const NcclPlace& place, Stream& stream,
                  const Collective& collective);
 
