@@ -62,9 +62,9 @@ struct TensorNorms {
   double* sums = nullptr;              // two of every part
 };
 
-// If needs_tensor_norms: updates the moments and adds every range's squares to
-// its part's sums, which start as zeros. Between this and OptimizerStep all
-// parts of a tensor must be collected from their ranks.
+// If needs_tensor_norms: updates the moments and adds each range's squares to
+// the sums of its tensor part, which must start as zeros. Before OptimizerStep
+// the sums of all parts of a tensor must be collected from their ranks.
 void OptimizerMoments(Ops& ops, Stream& stream, const OptimizerSpec& spec,
                       const UpdateState& state, absl::Span<float* const> states,
                       const OptimizerStepOptions& options,

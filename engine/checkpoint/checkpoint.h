@@ -125,7 +125,7 @@ std::string PartialFolder(const std::string& checkpoints, int64_t step);
 // Errors: FileError, here and below.
 absl::Status BeginCheckpoint(const std::string& checkpoints, int64_t step);
 
-// One rank, instead of CommitCheckpoint: a save has failed. Frees its space.
+// One rank, instead of CommitCheckpoint, if a save has failed. Frees its space.
 absl::Status AbandonCheckpoint(const std::string& checkpoints, int64_t step);
 
 // One rank, when all parts are durable: writes the manifest, checks the whole
@@ -207,7 +207,7 @@ class CheckpointReader {
   absl::StatusOr<std::vector<Slice>> Find(absl::string_view state,
                                           absl::string_view parameter,
                                           int64_t begin, int64_t elems) const;
-  // Errors: DataLoss if `bytes` are not what was written.
+  // Whether `bytes` are what was written; DataLoss if not.
   absl::Status Check(const Block& block, absl::string_view bytes) const;
 
  private:

@@ -39,7 +39,7 @@ class CheckpointReads {
   // Errors: as CheckpointReader::Read. Nothing may follow.
   absl::Status Next(void* out);
 
-  // Read from the disk so far, in whole sectors.
+  // Bytes read from the disk so far, in whole sectors.
   int64_t read_bytes() const { return read_bytes_; }
 
  private:

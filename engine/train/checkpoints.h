@@ -52,7 +52,7 @@ class RunCheckpoints {
   bool MinutesPassed() const;
 
   // Begins a checkpoint of the current states, after any save in progress. Does
-  // nothing if this step was saved already, or tried.
+  // nothing if this step was saved already, or if a save of it failed.
   // Errors: those of the communicators, here and below; here and from Finish
   //         also last_save(), after which the run must end.
   absl::Status Save(const RunRecord& record);
@@ -91,7 +91,7 @@ class RunCheckpoints {
 
   const TrainingConfig& training() const { return session_->config().training; }
   bool leads() const { return session_->rank().rank() == 0; }
-  // Whether training continues meanwhile.
+  // Whether training continues while a checkpoint is written.
   bool beside() const { return session_->snapshot() != nullptr; }
   absl::Status Begin(const RunRecord& record);
   // The work of the two phases.

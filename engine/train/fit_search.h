@@ -47,22 +47,22 @@ struct FitLimits {
 // The folder of the disk that proposals use.
 std::string DiskFolderOf(const Config& config);
 
-// Ways in which a rank takes no more than `limits`: for every stage, level
-// of recompute, size of group that shards (the config's, all ranks, a node's)
-// and, on a GPU, of offload the largest micro-batch; nothing is computed again
-// only with the config's micro-batch or a larger one. The cheapest first; none
-// that costs and takes more than another. Where there are none, the same with
-// what is offloaded on a disk that has room for it, on the CPU too. Every try
-// is a rehearsal (RehearseRun). REQUIRES: no parameter server, which has no
-// stages.
+// Proposals with which a rank takes no more than `limits`, the cheapest first.
+// Searches every stage, level of recomputation, sharding group (the config's,
+// all ranks, a node's) and, on a GPU, offload, each with the largest
+// micro-batch that fits. Recomputing nothing is tried only with the config's
+// micro-batch or a larger one. Drops proposals that both cost and take more
+// than another. If nothing fits, also searches offload to a disk with room for
+// it, on the CPU too. Every try is a rehearsal (RehearseRun). REQUIRES: no
+// parameter server, which has no stages.
 absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const Config& config,
                                                      const ModelTools& tools,
                                                      const FitLimits& limits,
                                                      const MachineSpeed& speed);
 
-// Why there are no proposals, and what to do: names what is too small, the
-// device's memory, the host's or the disk.
+// Why there are no proposals, and what to do. Names the memory that is too
+// small: the device's, the host's or the disk.
 absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
                                         const ModelTools& tools,
                                         const FitLimits& limits,

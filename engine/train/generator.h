@@ -24,7 +24,7 @@ struct GenerateOptions {
 // context if they do not fit.
 int64_t VisibleTokens(int64_t length, int64_t context_length);
 
-// Receives the next token; false: stop.
+// Receives the next token; returns false to stop.
 using TokenFn = std::function<absl::StatusOr<bool>(int32_t)>;
 
 // Calls `token` with each sampled id until max_tokens, stop_token, or `token`

@@ -14,37 +14,37 @@
 
 namespace zero {
 
-// Left free on a GPU: the driver loads a kernel when it is launched first, so
-// those of cuBLASLt, of cuDNN and our own come in the first step, when all
-// memory is taken, and no prediction has them. On an H200 3 to 12 MB came, with
-// CUDA 13.0, cuBLAS 13.1 and cuDNN 9.19.
+// Left free on a GPU for kernels that the driver loads late, when they are
+// first launched: those of cuBLASLt and cuDNN and our own come in the first
+// step, when all memory is taken, and no prediction counts them. On an H200
+// they took 3 to 12 MB, with CUDA 13.0, cuBLAS 13.1 and cuDNN 9.19.
 inline constexpr int64_t kLateKernelsBytes = int64_t{128} << 20;
 
 // Ranks that share the device's memory, `rank` included.
 int SharersOf(const Rank& rank);
-// And its host's.
+// Ranks that share the host's memory, `rank` included.
 int HostSharersOf(const Rank& rank);
 
 // Device bytes that the ranks of this process may take together, without those
 // held by other processes or forbidden by a control group.
 int64_t TakeableBytes(const Device& device);
-// Each rank's share of these; on a GPU kLateKernelsBytes are left.
+// Each rank's share of TakeableBytes(device); on a GPU kLateKernelsBytes less.
 int64_t TakeableBytes(const Rank& rank);
-// Its share of the host's memory, if that is another. Both are limited to
-// Rank::memory's budget, if there is one.
+// Each rank's share of the host's memory, if device and host have different
+// memories. Rank::memory's budgets limit both shares.
 int64_t TakeableHostBytes(const Rank& rank);
 
-// Each rank's share of the space that is free in `folder`, or where it would be
-// made, if all ranks of a host use it; INT64_MAX if that is unknown. Files of
-// dead runs, which the next run removes, are not free.
+// Each rank's share of the free space in `folder`, or where it would be
+// created, if all ranks of a host use it; INT64_MAX if that is unknown. Files
+// of dead runs, which the next run removes, do not count as free.
 int64_t TakeableDiskBytes(const Rank& rank, const std::string& folder);
 
-// Compares the need of `rank` (and any other rank) in a rehearsal with the
-// device's memory and, if that is another, the host's before anything is taken:
-// an operating system that overcommits would kill the run instead, and a GPU
-// would fail halfway. `train`: the run trains.
-// Errors: ResourceExhausted with what to change: what the search `advice` found
-//         (none: it did not search).
+// Compares the memory that `rank` (and any other rank) needs in a rehearsal
+// with the device's and, if it is separate, the host's. It does so before
+// anything is allocated: an operating system that overcommits would kill the
+// run later, and a GPU would fail halfway. `train`: the run trains.
+// Errors: ResourceExhausted with what to change, as found by the search
+//         `advice` (none: it did not search).
 absl::Status CheckFits(
     const Rehearsal& predicted, int64_t other_rank, const Config& config,
     bool train, const Rank& rank,

@@ -25,8 +25,8 @@ std::string ToLine(const nlohmann::ordered_json& value);
 std::vector<std::pair<std::string, nlohmann::ordered_json>> Flatten(
     const nlohmann::ordered_json& value);
 
-// The differences of two such, by the same names, sorted; as JSON text, or "not
-// set".
+// The differences of two flattened objects, by name, sorted; values as JSON
+// text, or "not set".
 struct JsonDifference {
   std::string name, a, b;
 };
@@ -56,7 +56,7 @@ class MetricsWriter {
   absl::Status Write(const nlohmann::ordered_json& line);
   // The same for raw bytes.
   absl::Status Append(absl::string_view bytes);
-  // Makes them durable.
+  // Makes the lines durable.
   absl::Status Sync();
 
  private:

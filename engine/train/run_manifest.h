@@ -35,7 +35,8 @@ absl::StatusOr<RunRecord> ReadRecord(const CheckpointManifest& manifest);
 // manifest's progress["data"].
 nlohmann::ordered_json DescribeData(const TokenSource& tokens);
 
-// 52 random bits, which a double carries from rank to rank, and their id.
+// 52 random bits, which a double carries from rank to rank; such a number as an
+// id.
 double RandomNumber();
 std::string Id(double number);
 

@@ -80,8 +80,8 @@ class Session {
   // Null if the workload has none.
   StateSnapshot* snapshot() const { return snapshot_.get(); }
 
-  // Measures `fixed` again: libraries load parts on first use. Only for a rank
-  // that has its GPU to itself.
+  // Measures `fixed` again: libraries load more of themselves on first use.
+  // Only for a rank that has its GPU to itself.
   void MeasureFixed();
 
   // Bytes per category at the peak of the run, from the meta device.

@@ -1,12 +1,12 @@
 // Ranks that are slower than the others, from the times of their own work.
 //
-// Waiting is left out: a slow rank waits least, and all others wait for it.
-// One slow step means nothing if ranks share cores with each other and with
-// other programs, so a rank is named by how many of its last steps were slow,
-// and each step is compared with the same step of the others.
-// So a slow link is not found: until a message has arrived both its ends wait,
-// as they do for a late rank, and every other rank waits for these two.
-// Pure: a function of a table of times.
+// Waiting is left out: a slow rank waits least, and all others wait for it. One
+// slow step means nothing if ranks share cores with each other and with other
+// programs. So each step is compared with the same step of the others, and a
+// rank is named if many of its last steps were slow. A slow link is therefore
+// not found: until a message has arrived both its ends wait, as they do for a
+// late rank, and every other rank waits for these two. Pure: a function of a
+// table of times.
 #ifndef ZERO_ENGINE_TRAIN_STRAGGLERS_H_
 #define ZERO_ENGINE_TRAIN_STRAGGLERS_H_
 
@@ -68,9 +68,9 @@ std::string StragglerText(const Straggler& straggler);
 
 class StragglerDetector {
  public:
-  // A rank is named when this many of the last steps were slow. Steps in which
-  // no rank works this long are combined until one does: over less time core
-  // sharing is not fair.
+  // A rank is named when kSlowSteps of its last kSteps steps were slow. Steps
+  // that are too short are combined until a rank has worked long enough: over
+  // less time the ranks' shares of the cores are not even.
   static constexpr int kSteps = 20, kSlowSteps = 16;
   static constexpr double kLeastMs = 250;
 

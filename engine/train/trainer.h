@@ -76,17 +76,19 @@ class Trainer {
   // ranks.
   absl::Status AbortOnThrow(const std::function<absl::Status()>& work);
   absl::Status TakeSteps();
-  // Between two steps, and after the last one.
+  // Evaluates and samples if the config says so for this step; called between
+  // steps, and after the last one.
   absl::Status EvaluateAndSampleIfDue();
   absl::Status SaveIfDue();
   absl::Status Save();
-  // At the end: for a stopped run, and for one that writes checkpoints.
+  // Saves a checkpoint at the end of a stopped run, or of one that writes them.
   absl::Status SaveLast();
-  // Unless an interrupted run would replace the weights of a whole one.
+  // Saves the weights, unless an interrupted run would replace those of a run
+  // that was not.
   absl::Status SaveWeights();
   absl::Status Evaluate();
   absl::Status Sample();
-  // The lowest rank still running.
+  // Whether this rank is the lowest one still running, which writes it.
   bool WritesSummary() const;
 
   // One step, in the order of the calls. False: a rank was asked to stop, and
@@ -143,7 +145,7 @@ class Trainer {
   // rank 0 could not write its metrics, or a rank its part of a checkpoint;
   // Unavailable on the other ranks.
   absl::StatusOr<bool> ShouldStop(const Agreement& agreed) const;
-  // The same, agreed on now, without the last two.
+  // Agrees now on the same question; leaves out the last two numbers.
   absl::StatusOr<bool> AgreeToStop();
 
   bool leads() const { return rank_->rank() == 0; }

@@ -20,9 +20,9 @@ struct TokenFlops {
   double recomputed = 0;  // in backward
 };
 
-// Those of a run that trains `model`: a frozen weight costs 4 operations per
-// element and token instead of 6, since it has no gradient. Frozen units before
-// the first trained one have no backward and cost a third.
+// The FLOPs of a run that trains `model`. A frozen weight costs 4 operations
+// per element and token instead of 6, since it has no gradient. Frozen units
+// before the first trained one have no backward and cost a third.
 TokenFlops WithoutFrozen(TokenFlops flops, const Model& model);
 
 // Shares of a peak rate; all 0 if the peak is unknown, NaN if the run is faster

@@ -54,9 +54,9 @@ class ActionRunner {
     return absl::OkStatus();
   }
 
-  // Makes computation wait for the last run's work on other streams; the next
-  // run there waits for the computation up to now. The last run's list may be
-  // destroyed.
+  // Makes computation wait for the last run's work on other streams, and the
+  // next run there wait for the computation up to now. The last run's list may
+  // then be destroyed.
   void Leave();
 
  private:

@@ -84,14 +84,14 @@ class FlatState {
   // This rank's elements of a unit: all, or its pieces in segment order.
   // REQUIRES: !OnDisk(unit).
   Tensor Held(int unit) const;
-  // Elements `local` of these; if they are lent, no phase boundary divides
-  // them.
+  // Elements `local` of Held(unit). If they are lent, no phase boundary may
+  // divide them.
   Tensor Held(int unit, const Segment& local) const {
     return Part(unit, local.begin, local.elems);
   }
 
-  // This rank's elements of a unit's phase are in `elems` until Return, which
-  // ends all loans. REQUIRES: IsLent(unit).
+  // Lends memory: `elems` holds this rank's elements of a unit's phase until
+  // Return, which ends all loans. REQUIRES: IsLent(unit).
   void Lend(int unit, int phase, Tensor elems);
   // Undefined: nothing was lent.
   const Tensor& Lent(int unit, int phase) const {

@@ -152,11 +152,11 @@ class ModelStates {
   // The states that outlive a step and that a later run needs.
   std::vector<const FlatState*> lasting() const;
 
-  // The same in a checkpoint's form, however masters are stored here: "weight",
-  // fp32 if there are masters, else the parameter; with stochastic rounding
-  // "rounded", the parameter; the optimizer's arrays; and with delayed updates
-  // kStale, the previous update's parameter, which the next step computes with.
-  // REQUIRES for that: params_are() not kOlder.
+  // The same states in a checkpoint's form, however masters are stored here.
+  // "weight": in fp32 if there are masters, else the parameter. "rounded", with
+  // stochastic rounding: the parameter. The optimizer's arrays. kStale, with
+  // delayed updates: the previous update's parameter, which the next step
+  // computes with; requires that params_are() is not kOlder.
   struct KeptState {
     std::string name;
     DType dtype;

@@ -363,8 +363,8 @@ struct Plan {
     return units[unit].homes.parameters != Home::kDevice &&
            units[unit].padded_elems > 0;
   }
-  // Whether they come from a disk; whether any state for the update does: such
-  // a unit is updated segment by segment.
+  // Whether a unit's parameters come from a disk; whether any state for its
+  // update does: such a unit is updated segment by segment.
   bool ReadsParameters(int unit) const {
     return units[unit].homes.parameters == Home::kNvme &&
            units[unit].padded_elems > 0;
@@ -388,7 +388,7 @@ struct Plan {
   bool AddsOnHost() const { return shards_gradients() && replicate.size == 1; }
   // How many of trained_elems the host updates.
   int64_t HostUpdatedElems() const;
-  // Whether any unit is.
+  // Whether the host updates any unit.
   bool UpdatesOnHost() const;
   bool FetchesParameters() const;
   bool UsesDisk() const;

@@ -33,7 +33,7 @@ class RankNumbers {
 
   // Takes its memory on the device.
   void Take(Arena& arena);
-  // And on the host: to read up to `read_bytes` at a time.
+  // Takes memory on the host, enough to read `read_bytes` at a time.
   absl::Status Reserve(int64_t read_bytes);
 
   // Gathers every rank's part of each of `numbers` [world * n]; this rank's
@@ -41,21 +41,21 @@ class RankNumbers {
   // Wire: (world - 1) * n * itemsize bytes per rank and element of `numbers`.
   void Gather(const std::string& name, const std::vector<Tensor>& numbers);
 
-  // Reduces `values`, for kMax finite ones, over the ranks, in place: Start,
-  // then Finish.
+  // Reduces `values` over the ranks, in place: Start, then Finish. For kMax
+  // they must be finite.
   absl::Status AllReduce(const std::string& name, ReduceOp op,
                          absl::Span<double> values);
   // Waits until all ranks have come here: Rank::agree where there is one.
   absl::Status Meet(const std::string& name);
-  // Runs behind what was launched so far, before what is launched later. One
-  // at a time: another one replaces one that was not finished, once the device
-  // is done with it. At most kMaxValues.
+  // Starts a reduction after what was launched so far and before what is
+  // launched later. There is one at a time: another Start replaces one that was
+  // not finished, once the device is done with it. At most kMaxValues.
   void Start(const std::string& name, ReduceOp op,
              absl::Span<const double> values);
   // Waits for these numbers, but not for a step begun after them.
   absl::Status Finish(absl::Span<double> values);
-  // Every rank's values of the last finished one: [world * values]. Empty in a
-  // world of one.
+  // Every rank's values of the last finished reduction: [world * values]. Empty
+  // in a world of one.
   absl::Span<const double> brought() const { return brought_; }
 
   // Gathers every rank's ScheduleHash, into memory of `arena`.
@@ -66,7 +66,7 @@ class RankNumbers {
   // Copies from the device, after all computation, and waits. The next call
   // reuses the memory.
   const void* Read(const void* from, int64_t bytes);
-  // Of any size. `to` is not touched on the meta device.
+  // Reads a tensor of any size. On the meta device `to` is not touched.
   void Read(const Tensor& from, float* to);
   template <typename T>
   T ReadScalar(const T* device_value) {

@@ -122,8 +122,8 @@ std::vector<Action> MakeSchedule(const Plan& plan,
 std::vector<Action> MakeForwardSchedule(const Plan& plan,
                                         const ScheduleOptions& options);
 
-// Whether kOffload copies gradients to a buffer from which the host adds them
-// to earlier micro-steps'.
+// Whether the host adds what kOffload copies to the sums of earlier
+// micro-steps, from a buffer of its own.
 bool AddsUp(const Action& offload, const Plan& plan);
 
 // The transfers of an action; none for a computation.

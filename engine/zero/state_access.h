@@ -99,7 +99,7 @@ class StateAccess {
   void CopyKept(const std::vector<KeptPiece>& to);
   // The bytes of a run, until the next call.
   absl::Span<const char> Bytes(const KeptRun& kept);
-  // The same for a run that the host can read: in place, or in `floats`.
+  // The same for a run that the host can read: in place, or a copy in `floats`.
   // Threads: any.
   static absl::Span<const char> HostBytes(const KeptRun& kept,
                                           std::vector<float>* floats);
@@ -148,11 +148,12 @@ class StateAccess {
   std::vector<KeptRange> RangesToRestore(
       const std::vector<KeptPiece>& owned) const;
   absl::Status Share(const FlatState& state);
-  // Where the device's memory is not the host's, a copy in `copied`.
+  // The address of `values` for the host: their own, or that of a copy in
+  // `copied` if the device has its own memory.
   const void* OnHost(const Tensor& values, std::vector<char>& copied);
   // A whole segment, gathered if it is sharded.
   absl::StatusOr<Tensor> Whole(const FlatState& state, const SegmentRef& ref);
-  // In fp32, until the next call.
+  // The values of a run in fp32, valid until the next call.
   absl::Span<const float> Download(const StateRun& run);
   absl::StatusOr<std::string> FirstNonFinite(
       const std::function<const FlatState&(int unit)>& state_of,

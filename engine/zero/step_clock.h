@@ -70,7 +70,7 @@ class StepClock {
     if (spent == nullptr && !time_hook_) {
       work();
     } else {
-      // A collective's launch time.
+      // A collective's time is that of its launch.
       const bool collective = action.stream == StreamRole::kGather ||
                               action.stream == StreamRole::kReduce;
       Time(collective ? *compute_ : stream, work,

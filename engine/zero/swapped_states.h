@@ -38,9 +38,10 @@ class SwappedStates {
 
   // Takes the places from the host's `arena`.
   void Take(Arena& arena);
-  // What dead runs left in the folder goes. On all ranks, before Open on any.
+  // Removes what dead runs left in the folder. All ranks call it before any of
+  // them calls Open.
   void RemoveStale();
-  // Makes the file. A device without memory has none.
+  // Creates the file, unless the device has no memory (a rehearsal).
   // Errors: as SwapFile::Create.
   absl::Status Open();
 
@@ -68,12 +69,13 @@ class SwappedStates {
   // place, after `compute` has finished with the previous one. Unwritten data
   // is zero. With `change` the caller will write to it.
   void Hold(const SegmentRef& ref, bool change, Stream& compute);
-  // Between steps: all of it is zeros, as long as nothing is written.
+  // Between steps: makes all states zero, as long as nothing is written.
   void Clear();
-  // Stores what is held. What a step has changed is not held.
+  // Writes the held segment to the disk if it was changed. Call it before a
+  // step, which changes segments that are not held.
   void Settle(Stream& compute);
 
-  // The file's, as an absolute path.
+  // The folder of the file, as an absolute path.
   std::string folder() const;
   // Bytes of the file; bytes that `actions` read from and write to it.
   int64_t disk_bytes() const;

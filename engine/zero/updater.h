@@ -87,8 +87,8 @@ class Updater {
   void Run(bool on_host, Work work);
   std::vector<SquaredSpan> SpansOf(int unit) const;
   void AddRows(const std::vector<Tensor>& rows, const Tensor& dst);
-  // Only ranks of the first group count their pieces; other groups have the
-  // same.
+  // Whether this rank's pieces are counted: other groups have the same pieces,
+  // so only the first group counts.
   bool CountsPieces() const { return rank_->rank() < plan_->owners.owners; }
 
   const Rank* rank_;

@@ -38,7 +38,8 @@ class CpuDevice final : public Device {
 
   DeviceKind kind() const override { return DeviceKind::kCpu; }
   DeviceInfo info() const override;
-  // As of the first call in this process: its own bytes, and those it may take.
+  // The memory of this process and what it may take, measured at the first
+  // call.
   DeviceMemory memory() const override;
   int64_t stream_bytes(StreamRole role) const override;
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;

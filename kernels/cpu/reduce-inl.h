@@ -68,8 +68,9 @@ HWY_INLINE void BlockToF32(const T* src, int64_t n, float* HWY_RESTRICT dst) {
   std::fill(dst + n, dst + kSquareBlock, 0.0f);
 }
 
-// sum + the squares of src[begin, end), blocks from `begin` on: of a run, or of
-// its parts, cut at blocks.
+// Returns sum + the squares of src[begin, end), added up in blocks that start
+// at `begin`. Gives the same for a run as for its parts, if they are cut at
+// blocks.
 template <class T>
 HWY_INLINE double AddSquares(double sum, const T* src, int64_t begin,
                              int64_t end) {

@@ -71,7 +71,7 @@ struct RunOptions {
   std::string device = "cpu";
 };
 
-// Declares them; `config_required` says whether CONFIG may be left out.
+// Declares the options of a run. `config_required`: CONFIG must be given.
 void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required);
 
 // For commands that need one of the two.
