@@ -1,8 +1,8 @@
-// A call of attention as cuDNN's graphs have it (cudnn_attention.cc): where its
-// operands lie, by the ids of a graph's tensors, and of packed sequences the
-// tables, statistics and gradients that lie in the workspace instead; whether
-// cuDNN is asked, and the most that it takes. Knows no type of cuDNN or CUDA
-// and is in every build, so that a run is planned where there is no GPU.
+// A call of attention in the form of cuDNN's graphs (cudnn_attention.cc). It
+// says where operands lie, by the ids of a graph's tensors, and which tables,
+// statistics and gradients of packed sequences lie in the workspace instead;
+// whether cuDNN is asked; and the most memory it takes. Knows no type of cuDNN
+// or CUDA and is in every build, so that a run can be planned without a GPU.
 #ifndef ZERO_KERNELS_CUDA_ATTENTION_CALL_H_
 #define ZERO_KERNELS_CUDA_ATTENTION_CALL_H_
 
@@ -57,23 +57,24 @@ struct AttentionCall {
 AttentionCall CallOf(const AttentionForwardArgs& args);
 AttentionCall CallOf(const AttentionBackwardArgs& args);
 
-// Of an operand: queries have H heads, keys and values K.
+// Heads of an operand: queries have H, keys and values K.
 int64_t NumHeads(const AttentionShape& shape, AttentionOperand id);
 // Whether an operand of a packed graph lies in the workspace (PackedSpace) and
 // is copied to its own place.
 bool IsStaged(const AttentionCall& call, const OperandPlace& place);
-// Elements between an operand's tokens and between its rows as the graph sees
-// them: of gradients that are staged (PackedSpace) those of the stage.
+// Elements between an operand's tokens, and between its rows, as the graph sees
+// them: for staged gradients (PackedSpace), those of the stage.
 int64_t TokenStride(const AttentionCall& call, const OperandPlace& place);
 int64_t BatchStride(const AttentionCall& call, const OperandPlace& place);
 
-// cudaMalloc's promise, which cuDNN may rely on for its workspace; an arena's
-// is 64 bytes.
+// The alignment that cudaMalloc promises and that cuDNN may rely on for its
+// workspace; an arena aligns to 64 bytes.
 inline constexpr size_t kWorkspaceAlignment = 256;
 
-// The parts of a packed call's workspace: bytes from its start, which lies on a
-// multiple of kWorkspaceAlignment, as they do. Gradients are staged, side by
-// side, where the graph would take memory for their gaps.
+// The parts of a packed call's workspace, in bytes from its start. The start
+// and every part lie on multiples of kWorkspaceAlignment. Gradients are staged
+// side by side if the graph would otherwise need memory for the gaps between
+// them.
 struct PackedSpace {
   size_t lengths, elements, lse, graph, end;
   std::unordered_map<int64_t, size_t> staged;  // by operand
@@ -82,16 +83,16 @@ struct PackedSpace {
 PackedSpace SpaceOf(const AttentionCall& call, int64_t num_sequences,
                     size_t graph_bytes);
 
-// Elements from the beginning of one table of num_sequences + 1 offsets to that
-// of the next: an even number, for cuDNN is promised multiples of 16 bytes.
+// Elements from one table of num_sequences + 1 offsets to the next. The number
+// is even: cuDNN is promised multiples of 16 bytes.
 constexpr int64_t OffsetTableStride(int64_t num_sequences) {
   return (num_sequences + 2) / 2 * 2;
 }
 
-// Bytes that the operands' rows lie on, and that cuDNN plans with.
+// Alignment, in bytes, of the operands' rows, with which cuDNN plans.
 inline constexpr int64_t kOperandAlignment = 16;
-// Below, our own kernel is as good, and prompts of every length would each
-// build a graph.
+// With fewer tokens our own kernel is as good, and prompts of every length
+// would build a graph each.
 inline constexpr int64_t kMinCudnnTokens = 64;
 
 // What decides whether cuDNN is asked, beside the call.
@@ -104,19 +105,18 @@ std::string CudnnVersionText(size_t version);
 // Why cuDNN is not asked, and what to do about it; empty: it is asked.
 std::string WhyNotAsked(const AttentionCall& call, const CudnnRules& rules);
 
-// The graphs of a call, by their numbers of sequences, ascending; 0: not
-// packed. Sequences that a batch does not have are of no queries and no keys,
+// The graphs of a call, by their number of sequences, ascending; 0: not packed.
+// Sequences that a batch does not have get no queries and no keys and lie
 // behind its last token.
 std::vector<int64_t> GraphsOf(const AttentionCall& call);
 
-// The most that the workspace of a call takes where cuDNN is asked, else 0.
-// Backward a graph keeps, of the tokens of each row up to a multiple of 128,
-// one float per query and head; dq in fp32, or where the order of summation is
-// fixed the gradients of all T x T scores in 16 bits; and dk and dv of every
-// query head, in fp32 where query heads share one of keys, else in 16 bits.
-// The frontend (1.32) takes that by its source, and cuDNN 9.19 asks for it on
-// Hopper (B 8, H 32, T 4096, D 128: 1.1 GB, in a fixed order 9.1 GB); the rest
-// is within a MiB.
+// Upper bound of a call's workspace if cuDNN is asked, else 0. A backward graph
+// keeps: one float per query and head, for each row's tokens up to a multiple
+// of 128; dq in fp32, or, if the order of summation is fixed, the gradients of
+// all T x T scores in 16 bits; and dk and dv of every query head, in fp32 if
+// query heads share a head of keys, else in 16 bits. This is from the source of
+// the frontend (1.32). cuDNN 9.19 on Hopper asks for it within a MiB (B 8, H
+// 32, T 4096, D 128: 1.1 GB, in a fixed order 9.1 GB).
 size_t CudnnBound(const AttentionCall& call, const CudnnRules& rules);
 
 }  // namespace zero::cuda

@@ -1,5 +1,6 @@
 // Device faults go through one macro, which names the call, its place and the
-// device. The rank is named by whoever runs the rank (engine/comm/local_ranks).
+// device. The caller that runs the rank names the rank
+// (engine/comm/local_ranks).
 #ifndef ZERO_KERNELS_CUDA_CHECK_H_
 #define ZERO_KERNELS_CUDA_CHECK_H_
 
@@ -10,8 +11,8 @@
 
 namespace zero::cuda {
 
-// A fault of the device or of a library on it. After it the context is not to
-// be trusted: the rank ends.
+// A fault of the device or of a library on it. Its context cannot be trusted
+// afterwards: the rank ends.
 class DeviceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

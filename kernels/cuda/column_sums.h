@@ -11,8 +11,8 @@
 
 namespace zero::cuda {
 
-// out[j] (+)= sum over i of dy[i, j], in fp32 over fixed blocks of rows, then
-// over the blocks in order: bits depend on the shape and the values alone.
+// out[j] (+)= sum over i of dy[i, j], in fp32: first over fixed blocks of rows,
+// then over the blocks in order. Bits depend on the shape and the values alone.
 // Shapes: dy [M, N] of fp32, bf16 or fp16; out [N] of fp32 or dy's dtype,
 //         rounded once. M = 0 gives zeros.
 // REQUIRES: `workspace` is 4-byte aligned device memory of ColumnSumBytes

@@ -3,9 +3,9 @@
 // kernels/ops.h for what each computes.
 //
 // Invariant: the bits of a result depend on the arguments and on CudaOptions,
-// never on timing or on what ran before (no float atomics), and not on
-// addresses that are multiples of 16 bytes: libraries are promised that
-// alignment, or where an operand does not keep it, that of an element.
+// never on timing or on what ran before (no float atomics). They do not depend
+// on addresses that are multiples of 16 bytes: libraries are promised that
+// alignment, or an element's if an operand has less.
 #ifndef ZERO_KERNELS_CUDA_CUDA_OPS_H_
 #define ZERO_KERNELS_CUDA_CUDA_OPS_H_
 
@@ -30,8 +30,8 @@ class CudaOps final : public Ops {
 
   const CudaOptions& options() const { return options_; }
 
-  // As Device::notes(): products that cuBLASLt does not add, attention that
-  // runs without tensor cores.
+  // As Device::notes(): products that cuBLASLt does not accumulate, and
+  // attention that runs without tensor cores.
   std::vector<std::string> notes() const;
 
   ZERO_OVERRIDE_ALL_OPS

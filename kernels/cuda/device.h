@@ -1,5 +1,5 @@
 // A GPU as a Device: CUDA streams, events and stream-ordered work; pinned host
-// memory. Nothing here synchronizes but the calls whose name says so.
+// memory. Only calls whose name says so synchronize.
 #ifndef ZERO_KERNELS_CUDA_DEVICE_H_
 #define ZERO_KERNELS_CUDA_DEVICE_H_
 

@@ -56,7 +56,7 @@ __device__ inline void StoreChunk(T* p, const Chunk<T>& chunk) {
   *reinterpret_cast<uint4*>(p) = *reinterpret_cast<const uint4*>(&chunk);
 }
 
-// Host: may a run that starts here be read in chunks?
+// On the host: whether a run that starts here may be read in chunks.
 inline bool IsChunkAligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 }
@@ -74,8 +74,8 @@ struct Larger {
   __device__ static float Of(float a, float b) { return fmaxf(a, b); }
 };
 
-// The sum (the maximum) over every kLanes lanes of the warp that lie side by
-// side, in each of them, by a fixed tree.
+// Reduces (sum or maximum) over every kLanes neighbouring lanes of the warp, by
+// a fixed tree; each of the lanes gets the result.
 template <class Op, int kLanes = kWarpSize, class T>
 __device__ inline T WarpReduce(T value) {
 #pragma unroll

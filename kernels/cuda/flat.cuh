@@ -1,6 +1,6 @@
-// Element-wise passes over flat spans and over rows: who works on which
-// elements. A thread takes a slice of a few neighbours, in 16-byte accesses
-// where addresses allow and one by one elsewhere, with the same bits.
+// Element-wise passes over flat spans and over rows: which thread works on
+// which elements. A thread takes a slice of a few neighbours, in 16-byte
+// accesses if addresses allow, else one by one, with the same bits.
 //
 // A pass is a struct `Op` of pointers and constants, given to the kernel by
 // value, with a method that does one slice:
@@ -24,7 +24,7 @@
 namespace zero::cuda {
 
 // The elements [base + from, base + to) of N neighbours; base is a multiple of
-// N. A whole slice is all of them, at addresses fit for vector access.
+// N. A whole slice has all N, at addresses aligned for vector access.
 template <int N>
 struct Slice {
   int64_t base;
@@ -34,7 +34,7 @@ struct Slice {
   __device__ bool Has(int k) const { return k >= from && k < to; }
 };
 
-// What of [begin, end) is in the slice at `base`.
+// The part of [begin, end) that is in the slice at `base`.
 template <int N>
 __device__ inline Slice<N> SliceOf(int64_t base, int64_t begin, int64_t end) {
   return {base, static_cast<int>(begin > base ? begin - base : 0),
@@ -60,8 +60,8 @@ struct Packed {
   __device__ Packed() {}
 };
 
-// The slice of p, which stays unconverted, so that loads do not wait for each
-// other. What a partial slice has not is undefined.
+// Loads the slice of p without converting it, so that loads do not wait for
+// each other. Elements beyond a partial slice are undefined.
 template <bool kWhole, int N, class T>
 __device__ inline Packed<T, N> Load(const T* p, const Slice<N>& slice) {
   Packed<T, N> packed;
@@ -81,7 +81,7 @@ __device__ inline Packed<T, N> Load(const T* p, const Slice<N>& slice) {
   return packed;
 }
 
-// __stcg is where stores go anyway; it keeps nvcc from cutting them up.
+// Stores go to L2 anyway; __stcg keeps nvcc from splitting them.
 template <bool kWhole, int N, class T>
 __device__ inline void Store(T* p, const Slice<N>& slice,
                              const Packed<T, N>& packed) {
@@ -107,8 +107,9 @@ inline bool IsSliceAligned(const void* p, DType dtype) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
-// Several spans in one launch: which one a block works on. first_block[0 ..
-// count) begins with 0 and grows; the last that is not above `block`.
+// For several spans in one launch: the span that a block works on.
+// first_block[0 .. count) begins with 0 and grows; returns the last index whose
+// value is at most `block`.
 __device__ inline int FindSpan(const uint32_t* first_block, int count,
                                uint32_t block) {
   int low = 0, high = count - 1;
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// op.Run over [0, size). `aligned`: every span of it IsSliceAligned.
+// Calls op.Run over [0, size). `aligned`: all its spans are IsSliceAligned.
 template <class Op>
 void MapFlat(cudaStream_t stream, int64_t size, bool aligned, const Op& op) {
   constexpr int64_t kElems = int64_t{kFlatThreads} * kFlatElems;
@@ -174,7 +175,7 @@ struct SpanPass {
   }
 };
 
-// The same of spans of one dtype. dst may be one of src.
+// The same for spans of one dtype. dst may be one of src.
 template <class Fn, class... Src>
 void MapSpans(cudaStream_t stream, const Vector& dst, const Src&... src) {
   const bool aligned = (IsSliceAligned<kFlatElems>(dst.data, dst.dtype) &&
@@ -203,8 +204,8 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// op.Run(row, slice) over rows x cols. `aligned`: whole slices of every row of
-// every operand may be moved as such.
+// Calls op.Run(row, slice) over rows x cols. `aligned`: whole slices of every
+// row of every operand are aligned for vector access.
 template <class Op>
 void MapRows(cudaStream_t stream, int64_t rows, int64_t cols, bool aligned,
              const Op& op) {
@@ -218,7 +219,7 @@ void MapRows(cudaStream_t stream, int64_t rows, int64_t cols, bool aligned,
          static_cast<uint32_t>(slices_per_row), cols, aligned);
 }
 
-// May every row begin a whole slice?
+// Whether every row may begin with a whole slice.
 inline bool AreRowsAligned(const ConstMatrix& x) {
   return IsSliceAligned<kFlatElems>(x.data, x.dtype) &&
          x.ld * static_cast<int64_t>(DTypeBytes(x.dtype)) % 16 == 0;

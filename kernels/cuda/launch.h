@@ -1,6 +1,6 @@
-// The one place with <<<>>>: how kernels are launched and how they get shared
-// memory. tests/support/cuda_emulator has the same three names for the CPU, so
-// that a .cu file compiles there too; hence these rules for every kernel:
+// The one place with <<<>>>: how kernels are launched and get shared memory.
+// tests/support/cuda_emulator defines the same three names for the CPU, so that
+// a .cu file compiles there too. Hence these rules for every kernel:
 //
 //   * shared memory only through SHARED_ARRAY and DYNAMIC_SHARED;
 //   * no thread returns before a barrier or a shuffle of its block or warp;
@@ -33,7 +33,7 @@ template <class... Params, class... Args>
 void Launch(void (*kernel)(Params...), dim3 grid, dim3 block,
             size_t shared_bytes, cudaStream_t stream, Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  // More than 48 KiB of shared memory must be asked for.
+  // The driver grants more than 48 KiB of shared memory only on request.
   if (shared_bytes > 48 * 1024) {
     ZERO_CUDA_CHECK(cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

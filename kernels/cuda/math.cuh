@@ -10,7 +10,7 @@
 
 namespace zero::cuda {
 
-// 1 / x for x in [1, 2^126], to a little over half an ulp: the machine's
+// 1 / x for x in [1, 2^126], to a little over half an ulp: the hardware's
 // estimate and one Newton step, without the special cases of a division.
 __device__ inline float Reciprocal(float x) {
   const float r = __fdividef(1.0f, x);

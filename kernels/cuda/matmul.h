@@ -1,15 +1,15 @@
 // Matrix products of the GPU: cuBLASLt, one plan per shape.
 //
-// A plan is found by value: shape, strides, dtypes, epilogue and the alignment
-// promised; a hit costs the host about a microsecond, a miss asks cuBLASLt's
-// heuristic (0.1 ms). What is promised is 16 bytes where every stride and
-// pointer keeps it, else the size of an element. Memory of the engine starts on
-// 128 bytes (ZeroPlan::kAlignElems) and is cut by whole rows or heads, so the
-// plan of a shape, and with it the bits, are the same wherever the data lies.
+// A plan is found by value: shape, strides, dtypes, epilogue and the promised
+// alignment. A hit costs the host about a microsecond; a miss asks cuBLASLt's
+// heuristic (0.1 ms). The promise is 16 bytes if every stride and pointer keeps
+// it, else the size of an element. The engine's memory starts on 128 bytes
+// (ZeroPlan::kAlignElems) and is cut by whole rows or heads, so a shape has the
+// same plan, and the same bits, wherever its data lies.
 //
-// Sums are in fp32. Of split-K only the kind that adds its parts in a fixed
-// order is allowed. With CudaOptions::time_algorithms the fastest candidate is
-// taken, so that bits may differ from one run of the program to the next.
+// Sums are in fp32. Split-K is allowed only if it adds its parts in a fixed
+// order. With CudaOptions::time_algorithms the fastest candidate is taken, so
+// bits may differ from one run of the program to the next.
 #ifndef ZERO_KERNELS_CUDA_MATMUL_H_
 #define ZERO_KERNELS_CUDA_MATMUL_H_
 
@@ -39,18 +39,18 @@ struct Product : zero::Product {
   Vector a_sums = {};  // [m] = sums of a over k; data null: not wanted
 
   bool has_addend() const { return accumulate || residual.data != nullptr; }
-  // c where there is no other.
+  // The matrix that is added: the residual, or c if there is none.
   ConstMatrix addend() const { return residual.data != nullptr ? residual : c; }
 };
 
 // Threads: one at a time, with the device current.
 class MatmulPlans {
  public:
-  // `ops` adds where cuBLASLt does not (AccumulatesIntoF32), and outlives this.
+  // `ops` adds if cuBLASLt cannot (AccumulatesIntoF32); it must outlive this.
   MatmulPlans(Ops& ops, const CudaOptions& options);
   ~MatmulPlans();
 
-  // A function of shapes, strides and dtypes alone.
+  // Depends on shapes, strides and dtypes alone.
   size_t WorkspaceBytes(const Product& product) const;
 
   // Whether Run takes the product as it is. Without an epilogue it always
@@ -61,14 +61,15 @@ class MatmulPlans {
   // Synchronizes: once per shape with CudaOptions::time_algorithms.
   void Run(Stream& stream, const Product& product, Workspace workspace);
 
-  // With time_algorithms, once per shape: whether a_sums come cheaper with the
-  // product than by `separately`, which launches their kernel. Without, false:
-  // what an unmeasured epilogue costs the product is not known.
+  // Whether computing a_sums with the product is faster than by `separately`,
+  // which launches a kernel for them: timed once per shape with
+  // time_algorithms, else false, since the cost of an unmeasured epilogue is
+  // not known.
   bool RowSumsPay(Stream& stream, const Product& product, Workspace workspace,
                   const std::function<void()>& separately);
 
-  // Whether cuBLASLt adds 16-bit products to what fp32 memory holds; found out
-  // by one small product when this is made.
+  // Whether cuBLASLt can add 16-bit products to fp32 memory, found out by one
+  // small product when this object is made.
   bool AccumulatesIntoF32() const;
 
   // For tests.

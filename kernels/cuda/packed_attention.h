@@ -1,6 +1,6 @@
-// A call of packed attention around its graph (attention_call.h): what a graph
-// reads from the workspace is computed before it, and what it wrote there
-// brought home after it. Tests run a reference in the graph's place.
+// What surrounds the graph of a packed attention call (attention_call.h):
+// computes what the graph reads from the workspace, and afterwards copies what
+// it wrote there to its place. Tests run a reference instead of the graph.
 //
 // A graph has a fixed number of sequences, their lengths, and for every operand
 // the offset of each one's first element; its statistics lie token by token.
@@ -28,7 +28,7 @@ void BeforePacked(cudaStream_t stream, const AttentionCall& call,
                   int64_t num_sequences, const PackedSpace& space,
                   char* workspace, OperandPointers& pointers);
 
-// Brings what a packed graph has written to where the call wants it.
+// Copies what a packed graph has written to where the call wants it.
 void AfterPacked(cudaStream_t stream, const AttentionCall& call,
                  const OperandPointers& pointers);
 
@@ -38,8 +38,8 @@ void AfterPacked(cudaStream_t stream, const AttentionCall& call,
 inline constexpr int kMaxOffsetTables = 9;
 
 struct SequenceTables {
-  // PackedSequences::offsets, num_sequences + 1 of them at least. Sequences
-  // beyond the batch's have length 0 and lie behind its last token.
+  // PackedSequences::offsets, at least num_sequences + 1. Sequences beyond the
+  // batch's have length 0 and lie behind its last token.
   const int32_t* offsets;
   int64_t num_sequences;
   int num_tables;                           // at most kMaxOffsetTables

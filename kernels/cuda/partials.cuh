@@ -1,7 +1,7 @@
 // Sums in two stages whose bits do not depend on which block ends first: every
-// block leaves its part in the stream's scratch, and the block that is last
-// adds them up in order. Squares are added in the order of
-// kernels/cpu/reduce-inl.h and so have the CPU's bits.
+// block leaves its partial sum in the stream's scratch, and the last block adds
+// them up in order. Squares are added in the order of
+// kernels/cpu/reduce-inl.h, so they have the CPU's bits.
 #ifndef ZERO_KERNELS_CUDA_PARTIALS_CUH_
 #define ZERO_KERNELS_CUDA_PARTIALS_CUH_
 
@@ -14,9 +14,9 @@ namespace zero::cuda {
 // Threads of the kernels that use this.
 inline constexpr int kSumThreads = 256;
 
-// True in all threads of the block that comes here last of the `num_blocks`
-// that come to `counter`; it sees what the others wrote before they came. The
-// counter is zero between kernels. All threads call it.
+// Returns true to all threads of the block that arrives last of the
+// `num_blocks` that use `counter`; that block sees what the others wrote before
+// they arrived. The counter is zero between kernels. All threads call it.
 __device__ inline bool IsLastBlock(unsigned* counter, unsigned num_blocks) {
   SHARED_ARRAY(bool, is_last, 1);
   __threadfence();
@@ -37,7 +37,7 @@ __device__ inline double OrderedSum(const double* src, int64_t n, int stride,
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   double sum = start;
   int64_t i = 0;
-  // Unrolled, the shuffles go ahead and an addition waits for the last alone.
+  // Unrolled, shuffles run ahead and an addition waits only for the one before.
   for (; i + kWarpSize <= n; i += kWarpSize) {
     const double mine = __ldcg(src + (i + lane) * stride);
 #pragma unroll
@@ -51,8 +51,8 @@ __device__ inline double OrderedSum(const double* src, int64_t n, int stride,
   return sum;
 }
 
-// The order of squares: eight lanes of a block of 64 elements, 256 blocks of a
-// run, runs in order.
+// The order in which squares are added: eight lanes in a block of 64 elements,
+// 256 blocks in a run, then the runs in order.
 inline constexpr int kSquareBlock = 64;
 inline constexpr int64_t kRunElems = 256 * kSquareBlock;
 inline constexpr int kRunBlocks = 256;
@@ -61,19 +61,19 @@ inline int64_t NumRuns(int64_t elems) {
   return (elems + kRunElems - 1) / kRunElems;
 }
 
-// A tile of a run: what kSumThreads threads read at once, eight elements each.
+// A tile of a run: kSumThreads threads read it at once, eight elements each.
 inline constexpr int kTileElems = kSumThreads * 8;
 inline constexpr int kTileBlocks = kTileElems / kSquareBlock;
 
-// Shared memory in which a tile is turned from the order of loads into that of
-// sums. Eight words of padding per block of 64 keep the 32 lanes that read
-// four blocks side by side in 32 banks.
+// Words of shared memory in which a tile is transposed from the order of loads
+// to that of sums. Eight words of padding per block of 64 spread the 32 lanes
+// that read four neighbouring blocks over 32 banks.
 inline constexpr int kTileWords = kTileBlocks * (kSquareBlock + 8);
 __device__ inline int TileWord(int k) { return k + k / kSquareBlock * 8; }
 
-// Adds the squares of a tile of `elems` elements, in `tile`, to the sums of
-// the run's blocks: sums[0 .. kTileBlocks). All threads call it; between
-// barriers.
+// Adds the squares of a tile of `elems` elements, in `tile`, to the sums of the
+// run's blocks, sums[0 .. kTileBlocks). All threads call it, with a barrier
+// before and after.
 __device__ inline void SumTileSquares(const float* tile, int elems,
                                       double* sums) {
   const int block = static_cast<int>(threadIdx.x) / 8;

@@ -1,8 +1,8 @@
 // Rows of any length at any address, a chunk at a time.
 //
-// Which thread owns which element, and so every order of summation, is the
-// same for aligned and unaligned rows: only the instruction that moves a chunk
-// differs. That is how bits do not depend on addresses.
+// Which thread owns which element, and so every order of summation, is the same
+// for aligned and unaligned rows; only the instruction that moves a chunk
+// differs. So bits do not depend on addresses.
 #ifndef ZERO_KERNELS_CUDA_PARTS_CUH_
 #define ZERO_KERNELS_CUDA_PARTS_CUH_
 
@@ -12,8 +12,8 @@
 
 namespace zero::cuda {
 
-// Host: do rows of `width` elements, `stride` apart, consist of whole aligned
-// chunks?
+// On the host: whether rows of `width` elements, `stride` apart, consist of
+// whole aligned chunks.
 template <class T>
 bool HasAlignedRows(const void* data, int64_t stride, int64_t width) {
   constexpr int64_t kSize = Chunk<T>::kSize;

@@ -1,4 +1,4 @@
-// What GPUs can do by their vendor's tables.
+// The peak rates of GPUs, from their vendor's tables.
 #ifndef ZERO_KERNELS_CUDA_PEAK_FLOPS_H_
 #define ZERO_KERNELS_CUDA_PEAK_FLOPS_H_
 

@@ -1,6 +1,6 @@
-// The fused optimizers' walk over the ranges of a flat span: many ranges in one
-// launch, given to the kernel by value, each cut into blocks of elements that a
-// block of threads finds by a search.
+// How the fused optimizers walk over the ranges of a flat span. One launch
+// takes many ranges, passed to the kernel by value; each is cut into blocks of
+// elements, and a block of threads finds its own by a search.
 #ifndef ZERO_KERNELS_CUDA_RANGES_CUH_
 #define ZERO_KERNELS_CUDA_RANGES_CUH_
 
@@ -18,11 +18,11 @@ namespace zero::cuda {
 inline constexpr int kUpdateElems = 4;
 inline constexpr int kUpdateThreads = 256;
 
-// Ranges of a launch: with what else a kernel takes, below the 4 KiB that every
-// GPU accepts as parameters.
+// Ranges of a launch. With a kernel's other parameters they stay below the
+// 4 KiB that every GPU accepts.
 inline constexpr int kRangesPerLaunch = 96;
 
-// Ranges without blocks are not in it.
+// Ranges that go into one launch; those without blocks are left out.
 struct RangeBatch {
   int64_t begin[kRangesPerLaunch];
   int64_t end[kRangesPerLaunch];
@@ -31,11 +31,11 @@ struct RangeBatch {
   uint32_t first_block[kRangesPerLaunch];
   int count;
 
-  // The range of a block.
+  // The range that a block works on.
   __device__ int Find(uint32_t block) const {
     return FindSpan(first_block, count, block);
   }
-  // Its blocks, of num_blocks of the launch.
+  // How many of the launch's num_blocks blocks work on a range.
   __device__ uint32_t NumBlocks(int range, uint32_t num_blocks) const {
     return (range + 1 < count ? first_block[range + 1] : num_blocks) -
            first_block[range];
@@ -43,8 +43,8 @@ struct RangeBatch {
 };
 
 // Calls launch(batch, indices of its ranges, number of blocks) until every
-// range was in a batch. blocks_of(range) says into how many blocks it is cut,
-// of which at most max_blocks go into one launch.
+// range was in a batch. blocks_of(range) returns how many blocks the range is
+// cut into; at most max_blocks go into one launch.
 template <class BlocksOf, class LaunchBatch>
 void ForEachBatch(absl::Span<const UpdateRange> ranges, int64_t max_blocks,
                   const BlocksOf& blocks_of, const LaunchBatch& launch) {
@@ -74,8 +74,8 @@ void ForEachBatch(absl::Span<const UpdateRange> ranges, int64_t max_blocks,
 
 // ---- Element-wise updates ---------------------------------------------------
 
-// A block of threads does this many slices each, of elements that begin at a
-// multiple of kBlockElems in the span.
+// A block of threads updates this many slices per thread; their elements begin
+// at a multiple of kBlockElems in the span.
 inline constexpr int kSlicesPerThread = 4;
 inline constexpr int64_t kBlockElems =
     int64_t{kSlicesPerThread} * kUpdateThreads * kUpdateElems;
@@ -84,9 +84,9 @@ inline int64_t BlocksOfRange(const UpdateRange& range) {
   return (range.end - 1) / kBlockElems - range.begin / kBlockElems + 1;
 }
 
-// What the rules share: the fp32 values that are updated, and the parameters
-// beside them that the model computes with, or these and the rest of
-// SplitMaster; all as the elements of a range see them once it is Shifted.
+// What all rules update: the fp32 values, and beside them the parameters that
+// the model computes with, or these and the rest of SplitMaster. Once Shifted,
+// all are addressed by the elements of a range.
 struct UpdateSpan {
   explicit UpdateSpan(const UpdateState& state)
       : master(state.splits_master()
@@ -136,12 +136,13 @@ struct UpdateSpan {
   const uint32_t* found_non_finite;
   uint64_t rounding_key;
   int64_t first_element;
-  // By which they move per element of a shift; 0: not a whole.
+  // Bytes by which the parameters (or masters) and gradients move per element
+  // of a shift. 0: the array holds only the range, not the whole.
   int param_shift_bytes;
   int grad_shift_bytes;
 };
 
-// May `span` and the arrays of state be moved in whole slices?
+// Whether `span` and the state's arrays may be moved in whole slices.
 inline bool IsUpdateAligned(const UpdateState& state,
                             std::initializer_list<const void*> arrays) {
   bool aligned =
@@ -203,8 +204,8 @@ __device__ inline PhiloxBlock SliceWords(uint64_t key, uint64_t element) {
   return words;
 }
 
-// A slice of masters as they are stored, so that loads do not wait for each
-// other.
+// A slice of masters as they are stored: not converted, so that loads do not
+// wait for each other.
 template <bool kSplit>
 struct LoadedMasters {
   Packed<float, kUpdateElems> masters;
@@ -234,7 +235,7 @@ __device__ inline LoadedMasters<kSplit> LoadMasters(
   }
 }
 
-// Writes a slice of masters and, where there are some, of their parameters.
+// Writes a slice of masters and, if there are any, of their parameters.
 template <bool kWhole, class Rounding>
 __device__ inline void StoreMasters(const UpdateSpan& span,
                                     const Slice<kUpdateElems>& slice,
@@ -267,7 +268,7 @@ __device__ inline void StoreMasters(const UpdateSpan& span,
   Store<kWhole>(static_cast<T*>(span.param), slice, param);
 }
 
-// The slices of the block `index` of the range [begin, end), for op.Run.
+// Calls op.Run for the slices of block `index` of the range [begin, end).
 template <class Run>
 __device__ inline void ForEachSlice(uint32_t index, int64_t begin, int64_t end,
                                     bool aligned, const Run& run) {
@@ -288,7 +289,7 @@ __device__ inline void ForEachSlice(uint32_t index, int64_t begin, int64_t end,
 
 inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 
-// What an update has of the range that it is in.
+// What an update knows about the range it is in.
 struct RangePass {
   explicit RangePass(const UpdateState& state) : span(state) {}
 
@@ -302,7 +303,7 @@ struct RangePass {
   float grad_scale = 1, weight_decay = 0;  // once entered
 };
 
-// What the rules with moments share.
+// What the rules with moments have in common.
 struct MomentPass : RangePass {
   explicit MomentPass(const MomentArgs& args)
       : RangePass(args.state),
@@ -316,7 +317,7 @@ struct MomentPass : RangePass {
         v_scale(static_cast<float>(
             1.0 / std::sqrt(static_cast<double>(args.bias_correction2)))) {}
 
-  // The moments follow the gradient.
+  // Moves the moments towards the gradient.
   __device__ void Follow(float g, float& moment, float& square) const {
     moment = fmaf(beta1, moment, one_minus_beta1 * g);
     square = fmaf(beta2, square, one_minus_beta2 * g * g);
@@ -330,7 +331,7 @@ struct MomentPass : RangePass {
   float beta1, beta2, one_minus_beta1, one_minus_beta2, eps, v_scale;
 };
 
-// op, a RangePass, does Run<kWhole>(slice) over every range.
+// Calls Run<kWhole>(slice) of op, a RangePass, over every range.
 template <class Op>
 __global__ void __launch_bounds__(kUpdateThreads)
     UpdateKernel(RangeBatch batch, Op op, bool aligned) {
@@ -344,7 +345,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
                });
 }
 
-// before(batch, indices of its ranges) goes ahead of each launch.
+// The same; before(batch, indices of its ranges) runs before each launch.
 template <class Op, class Before>
 void UpdateRanges(cudaStream_t stream, absl::Span<const UpdateRange> ranges,
                   bool aligned, const Op& op, const Before& before) {
@@ -365,7 +366,7 @@ void UpdateRanges(cudaStream_t stream, absl::Span<const UpdateRange> ranges,
 
 }  // namespace zero::cuda
 
-// Runs the statement with `Rounding` the way to the parameters of `state`.
+// Runs the statement with `Rounding` a name for how `state` rounds parameters.
 #define ZERO_CUDA_WITH_ROUNDING(state, Rounding, ...)                   \
   do {                                                                  \
     const ::zero::UpdateState& zero_state = (state);                    \

@@ -5,9 +5,9 @@
 // row are one half of a warp, so that a row's softmax is four shuffles and its
 // scores pass through shared memory behind a __syncwarp.
 //
-// What bounds it: 8 float4 reads of shared memory for 64 FMAs, so about half
-// of the fp32 peak; device memory is read once for every tile of queries and
-// of keys and does not matter.
+// The bound: 8 float4 reads of shared memory for 64 FMAs, so about half of the
+// fp32 peak. Device memory is read once per tile of queries and tile of keys
+// and does not matter.
 #ifndef ZERO_KERNELS_CUDA_SCORE_TILES_CUH_
 #define ZERO_KERNELS_CUDA_SCORE_TILES_CUH_
 
@@ -153,8 +153,8 @@ __device__ inline void PutScores(const float (&s)[L::kPer][L::kPer],
   }
 }
 
-// What a thread keeps of a product of scores with a tile: its rows, columns
-// tx * 4 + 64 * f and the three beside each.
+// A thread's part of a product of scores with a tile: its rows, columns
+// tx * 4 + 64 * f and the next three.
 template <class L>
 using Sums = float4[L::kPer][L::kFours];
 
@@ -208,7 +208,7 @@ struct alignas(4 * sizeof(T)) FourOf {
   T x[4];
 };
 
-// Row i of this thread's sums, times factor, to a row of a head.
+// Writes row i of this thread's sums, times factor, to a row of a head.
 template <class L, class T>
 __device__ inline void StoreRow(const float4 (&sums)[L::kFours], float factor,
                                 int dim, bool chunked, T* row) {

@@ -1,5 +1,5 @@
-// A stable sort of keys with their values, on the device. In a file of its own
-// because it is CUB's, which no emulator runs: tests/support/cuda_emulator has
+// A stable sort of keys with their values, on the device. It has its own file
+// because it calls CUB, which no emulator runs: tests/support/cuda_emulator has
 // a twin of it.
 #ifndef ZERO_KERNELS_CUDA_SORT_H_
 #define ZERO_KERNELS_CUDA_SORT_H_

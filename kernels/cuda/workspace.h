@@ -1,6 +1,6 @@
-// How large the workspaces of the GPU's ops are, and what lies in them:
+// The sizes of the workspaces of the GPU's ops, and what lies in them:
 // functions of an op's arguments and of CudaOptions. Includes nothing of CUDA
-// and is in every build, so that a run is planned where there is no GPU.
+// and is in every build, so that a run can be planned without a GPU.
 #ifndef ZERO_KERNELS_CUDA_WORKSPACE_H_
 #define ZERO_KERNELS_CUDA_WORKSPACE_H_
 
