@@ -33,7 +33,7 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
   }
   if (world < 2) {
     return Malformed(text,
-                     "with one rank no other rank would notice, give --ranks");
+                     "with one rank no other rank would notice; give --ranks");
   }
   Fault fault;
   if (!absl::SimpleAtoi(parts[0], &fault.rank) || fault.rank < 0 ||
@@ -66,7 +66,7 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
   }
   const auto kind = kinds.find(parts[2]);
   if (kind == kinds.end()) {
-    return Malformed(text, absl::StrCat("\"", parts[2], "\" is no kind"));
+    return Malformed(text, absl::StrCat("\"", parts[2], "\" is not a kind"));
   }
   fault.kind = kind->second;
   return fault;

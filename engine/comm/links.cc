@@ -166,7 +166,7 @@ absl::StatusOr<std::vector<LinkSpeed>> MeasureLinks(
     double latency = 0;
     if (numbers.size() != 2 || !absl::SimpleAtod(numbers[0], &latency) ||
         !absl::SimpleAtod(numbers[1], &speed.bytes_per_second)) {
-      return absl::InternalError("links: a process told no numbers");
+      return absl::InternalError("links: a process sent no numbers");
     }
     speed.latency = absl::Seconds(latency);
     speeds.push_back(speed);

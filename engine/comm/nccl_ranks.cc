@@ -98,7 +98,7 @@ class NcclTransport final : public Transport {
         *store_,
         absl::UnavailableError(absl::StrCat(
             "nccl: ", RankNames(stuck),
-            ": the watch is stuck in a CUDA call for ",
+            ": the watching thread has been stuck in a CUDA call for ",
             absl::FormatDuration(timeout),
             "; see dmesg and nvidia-smi for the state of the GPU",
             ranks_.size() == 1

@@ -107,7 +107,7 @@ std::string Whereabouts(const ChannelProgress& there,
                          : " issued it";
   if (finished.number < issued.number) {
     absl::StrAppend(&text, ", but its stream ",
-                    is_in.empty() ? "has not come to it" : is_in);
+                    is_in.empty() ? "has not reached it" : is_in);
   }
   return text;
 }
@@ -202,7 +202,7 @@ Diagnosis Diagnose(const LateCollective& late, RanksProgress told) {
                               : absl::StrCat(awaited.size(), " ranks");
   return {absl::DeadlineExceededError(
               absl::StrCat(late.backend, ": ", who,
-                           awaited.empty() ? " have begun, and did not finish "
+                           awaited.empty() ? " have begun, but did not finish "
                            : all_begun     ? " did not finish "
                                            : " did not arrive at ",
                            late.call.TextIn(late.channel), " within ",

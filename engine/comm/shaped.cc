@@ -76,9 +76,11 @@ absl::StatusOr<Link> ParseLink(absl::string_view text) {
   }
   if (!absl::ParseDuration(parts[1], &link.latency) ||
       link.latency < absl::ZeroDuration() || link.latency > absl::Seconds(10)) {
-    return Malformed(text, absl::StrCat("the latency \"", parts[1],
-                                        "\" is not a number of ns, us, ms or "
-                                        "s up to 10 s, nor 0"));
+    return Malformed(
+        text,
+        absl::StrCat(
+            "the latency \"", parts[1],
+            "\" is neither 0 nor a number of ns, us, ms or s up to 10 s"));
   }
   return link;
 }

@@ -685,8 +685,8 @@ class Resolver : public BatchResolver {
     }
     const std::string betas = "optimizer.params.betas";
     if (s.cycle_momentum && Given(betas)) {
-      Note(Origin(betas), ": ", betas, ": of the two only beta2 ", "is used, ",
-           params, "cycle_momentum sets beta1");
+      Note(Origin(betas), ": ", betas, ": only beta2 is used, since ", params,
+           "cycle_momentum sets beta1");
     }
   }
 

@@ -165,7 +165,7 @@ class Resumption {
   absl::StatusOr<StateAccess::ReadNextFn> OpenStates(
       const CheckpointReader& reader,
       const std::vector<StateAccess::KeptRange>& wanted) const;
-  // For "auto": that the run of the folder has not come to its end without a
+  // For "auto": that the run of the folder has not reached its end without a
   // checkpoint of it, which would repeat what is done.
   absl::Status CheckUnfinished(const std::vector<std::string>& present) const;
   absl::Status BesideAnother() const;

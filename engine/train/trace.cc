@@ -200,7 +200,7 @@ absl::Status Trace::Append(const std::string& path,
     if (!absl::ConsumePrefix(&events, kBegin) ||
         !absl::ConsumeSuffix(&events, kEnd)) {
       return absl::DataLossError(
-          absl::StrCat("'", part, "' is no whole trace"));
+          absl::StrCat("'", part, "' is not a complete trace"));
     }
     all.resize(all.size() - kEnd.size());
     absl::StrAppend(&all, ",", events, kEnd);

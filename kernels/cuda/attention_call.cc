@@ -131,8 +131,8 @@ constexpr size_t kLastWithLengths = 91500;
 // Of packed sequences alone; as WhyNotAsked.
 std::string WhyNotPacked(const AttentionCall& call, const CudnnRules& rules) {
   if (call.is_backward && rules.deterministic) {
-    return "a fixed order of summation takes cuDNN memory for T x T scores of "
-           "every sequence; allow any order, or do not pack";
+    return "with a fixed order of summation cuDNN needs memory for the T x T "
+           "scores of every sequence; allow any order, or do not pack";
   }
   // The frontend then drops max_total_seq_len.
   if (call.is_backward && call.shape.head_dim % 16 != 0) {
@@ -144,8 +144,8 @@ std::string WhyNotPacked(const AttentionCall& call, const CudnnRules& rules) {
   for (const OperandPlace& place : call.places) {
     if (place.batch_stride == call.shape.q_len * place.token_stride) continue;
     return absl::StrCat("rows of ", place.name, " are ", place.batch_stride,
-                        " elements apart and not T times its ",
-                        place.token_stride, " of a token; leave no gap");
+                        " elements apart, not T times its token stride ",
+                        place.token_stride, "; leave no gap");
   }
   if (rules.version < kPackedVersion) {
     return absl::StrCat(CudnnVersionText(rules.version),
@@ -168,8 +168,8 @@ std::string WhyNotAlignedBackward(const AttentionCall& call,
                         (has_lengths ? 8 * call.shape.batch : 0);
   if (bytes % kOperandAlignment == 0) return "";
   return absl::StrCat("cuDNN's frontend puts ", bytes,
-                      " bytes before its engine's workspace, which then lies "
-                      "on no multiple of ",
+                      " bytes before its engine's workspace, whose address is "
+                      "then not a multiple of ",
                       kOperandAlignment, " bytes; choose T as a multiple of ",
                       has_lengths ? 128 : 4);
 }
@@ -199,9 +199,10 @@ size_t GraphBound(const AttentionCall& call, bool deterministic) {
 std::string WhyNotAsked(const AttentionCall& call, const CudnnRules& rules) {
   const AttentionShape& s = call.shape;
   if (s.num_kv_heads <= 0 || s.num_heads % s.num_kv_heads != 0) {
-    return absl::StrCat("num_kv_heads ", s.num_kv_heads,
-                        " does not divide num_heads ", s.num_heads,
-                        "; every kv head serves as many query heads");
+    return absl::StrCat(
+        "num_kv_heads ", s.num_kv_heads, " does not divide num_heads ",
+        s.num_heads,
+        "; every kv head must serve the same number of query heads");
   }
   if (s.dtype != DType::kBF16 && s.dtype != DType::kF16) {
     return "cuDNN computes bf16 and fp16; train in bf16 to use it";
@@ -212,10 +213,10 @@ std::string WhyNotAsked(const AttentionCall& call, const CudnnRules& rules) {
   }
   if (s.head_dim > kMaxHeadDim) {
     return absl::StrCat("head_dim ", s.head_dim, " is more than ", kMaxHeadDim,
-                        "; use more heads that are narrower");
+                        "; use more and narrower heads");
   }
   if (s.q_len != s.kv_len) {
-    return "a cache of keys grows with every token, and a graph has one "
+    return "a cache of keys grows with every token, but a graph has a fixed "
            "length; generation runs on our own kernel";
   }
   if (s.q_len < kMinCudnnTokens) {

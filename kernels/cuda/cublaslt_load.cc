@@ -23,8 +23,8 @@ void* Find(const char* name) {
     zero::cuda::ThrowDeviceError(
         name, __FILE__, __LINE__,
         absl::StrCat(why == nullptr ? kLibrary : why,
-                     "; install the CUDA toolkit, or let LD_LIBRARY_PATH name "
-                     "the folder that has it"));
+                     "; install the CUDA toolkit, or add its folder to "
+                     "LD_LIBRARY_PATH"));
   }
   return function;
 }

@@ -20,9 +20,9 @@ std::vector<std::string> CudaOps::notes() const {
   std::vector<std::string> notes;
   if (!matmul_->AccumulatesIntoF32()) {
     notes.push_back(
-        "weight gradients are added by a kernel of their own, in a pass and a "
-        "buffer more: cuBLASLt does not accumulate 16-bit products into fp32 "
-        "here; a newer libcublasLt.so may");
+        "a separate kernel adds up weight gradients, with one more pass and "
+        "one more buffer: this cuBLASLt does not accumulate 16-bit products "
+        "into fp32; a newer libcublasLt.so may");
   }
   const std::vector<std::string> more = attention_->notes();
   notes.insert(notes.end(), more.begin(), more.end());

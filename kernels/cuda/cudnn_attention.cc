@@ -331,7 +331,7 @@ struct AttentionPlans::State {
   bool AreAligned(const AttentionCall& call) {
     const auto check = [&](const char* name, const void* data) {
       if (IsAligned(data)) return true;
-      NoteOwnKernel(call, absl::StrCat(name, " does not lie on a multiple of ",
+      NoteOwnKernel(call, absl::StrCat(name, " is not at a multiple of ",
                                        kOperandAlignment, " bytes; align it"));
       return false;
     };
@@ -349,9 +349,9 @@ struct AttentionPlans::State {
     for (const int64_t num_sequences : graphs) {
       if (call.packed.count <= num_sequences) return num_sequences;
     }
-    NoteOwnKernel(call, absl::StrCat("more than ", graphs.back(),
-                                     " sequences; pack longer ones, or rows "
-                                     "of fewer"));
+    NoteOwnKernel(
+        call, absl::StrCat("more than ", graphs.back(),
+                           " sequences; pack longer ones, or fewer in a row"));
     return std::nullopt;
   }
 

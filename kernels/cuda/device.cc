@@ -237,12 +237,12 @@ std::string WhyNone(cudaError_t count_error) {
   }
   if (count_error != cudaSuccess && count_error != cudaErrorNoDevice) {
     return absl::StrCat("CUDA does not start (",
-                        cudaGetErrorString(count_error), "); ask nvidia-smi");
+                        cudaGetErrorString(count_error), "); run nvidia-smi");
   }
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr) return "NVIDIA's driver finds none; ask nvidia-smi";
+  if (visible == nullptr) return "NVIDIA's driver finds none; run nvidia-smi";
   return absl::StrCat("NVIDIA's driver finds none with CUDA_VISIBLE_DEVICES=\"",
-                      visible, "\"; change that, or ask nvidia-smi");
+                      visible, "\"; change that, or run nvidia-smi");
 }
 
 absl::Status CheckUsable(int index, int num_devices, cudaError_t count_error) {
@@ -256,7 +256,7 @@ absl::Status CheckUsable(int index, int num_devices, cudaError_t count_error) {
     return absl::NotFoundError(
         absl::StrCat(name, "this process sees ", num_devices,
                      num_devices == 1 ? " GPU" : " GPUs",
-                     "; use fewer ranks, or look at CUDA_VISIBLE_DEVICES"));
+                     "; use fewer ranks, or check CUDA_VISIBLE_DEVICES"));
   }
   const int capability = ComputeCapability(index);
   if (capability < kMinComputeCapability) {

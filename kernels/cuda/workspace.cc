@@ -51,7 +51,7 @@ size_t BiasBytes(const LinearBackwardWeightArgs& args) {
 unsigned ThreadsOfRow(int64_t width, int values) {
   const int64_t threads = RoundUp(CeilDiv(width, values), 32);
   ZERO_CHECK_LE(threads, kMaxRowThreads)
-      << "norms of a GPU do not take rows of " << width;
+      << "norms on a GPU do not support rows of width " << width;
   return static_cast<unsigned>(threads);
 }
 

@@ -11,8 +11,8 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index,
                                                        int) {
   return absl::UnimplementedError(absl::StrCat(
       "device cuda:", index,
-      ": the CUDA backend is not in this program, for tools/configure found no "
-      "nvcc or was told --cuda off; install the CUDA toolkit, run "
+      ": this program has no CUDA backend, since tools/configure found no nvcc "
+      "or was told --cuda off; install the CUDA toolkit, run "
       "tools/configure and ninja, or use --device cpu"));
 }
 

@@ -525,7 +525,8 @@ class CliTest(unittest.TestCase):
         plan = ("plan", "config.json", "--ranks", "4")
         stage = ("--set", "zero_optimization.stage=2")
         text = self.ok(*plan, "--no-step", "--hosts", "2", *stage)
-        self.assertIn("sent between 2 hosts of 2 ranks per step", text)
+        self.assertIn("bytes sent between 2 hosts per step, each one process of "
+                      "2 ranks", text)
         self.assertIn("k (n - k) / n of the bytes to be summed", text)
         document = json.loads(self.ok(*plan, "--hosts", "2", "--json", *stage))
         hosts = document["host_bytes"]

@@ -200,8 +200,8 @@ TEST(CudnnGraphTest, WhatPackedSequencesCannotHaveGivesOurMessage) {
   AttentionForwardArgs gap = WithSequences(p.Forward());
   gap.v.batch_stride += 8;
   EXPECT_THAT(std::string(ValidateCudnnAttention(gap, kHopper).message()),
-              AllOf(HasSubstr("rows of v are 1048584 elements apart and not T "
-                              "times its 1024"),
+              AllOf(HasSubstr("rows of v are 1048584 elements apart, not T "
+                              "times its token stride 1024"),
                     HasSubstr("leave no gap")));
   // Forward it may have any multiple of 8.
   const Packed narrow = Of(DType::kBF16, 2, 1024, 8, 4, 72);
@@ -240,7 +240,7 @@ TEST(CudnnGraphTest, WrongShapesGiveOurMessage) {
   ExpectRefused(Of(DType::kBF16, 2, 1024, 8, 3, 64),
                 "of bf16 [B 2, T 1024, H 8, K 3, D 64]",
                 "num_kv_heads 3 does not divide num_heads 8",
-                "every kv head serves as many query heads");
+                "every kv head must serve the same number of query heads");
   ExpectRefused(Of(DType::kF16, 2, 1024, 8, 4, 60), "D 60]",
                 "head_dim 60 is not a multiple of 8", "choose one that is");
   ExpectRefused(Of(DType::kBF16, 2, 1024, 8, 4, 264), "D 264]",

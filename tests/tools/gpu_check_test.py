@@ -607,7 +607,7 @@ class GpuCheckTest(unittest.TestCase):
         rows = self.row(found, "stages")["rows"]
         self.assertEqual([row["stage"] for row in rows if row["problem"]],
                          [2] * 4)
-        self.assertIn("other parameters than at stage 0", text)
+        self.assertIn("parameters differ from stage 0's", text)
 
     def test_without_stage_0_there_is_nothing_to_compare_with(self):
         self.environ(BAD_STAGE="0", ODD_STAGE="1")
@@ -617,7 +617,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertIn("no key device.deterministic_attention", row["why"])
         self.assertEqual(
             [one["problem"] for one in row["rows"][1:4]],
-            ["ran, but stage 0, to compare with, did not"] * 3)
+            ["ran, but not compared: stage 0 did not run"] * 3)
         self.assertNotIn("other parameters", text)
 
     def test_offload_with_other_parameters_fails(self):
@@ -629,7 +629,7 @@ class GpuCheckTest(unittest.TestCase):
                          [("none", True), ("optimizer on cpu", True),
                           ("optimizer on nvme", True), ("param on cpu", True),
                           ("param on nvme", False)])
-        self.assertIn("other parameters than without offload", text)
+        self.assertIn("parameters differ from the run without offload", text)
 
     def test_sums_of_16_bits_are_locals_and_those_of_fp32_near(self):
         self.environ(NCCL_OFF_BY="5e-7")
@@ -656,7 +656,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(row["status"], "passed")
         self.assertEqual(
             row["why"], "NCCL 2.28.9; but NCCL between ranks is unproven here; "
-            "skipped: 2 ranks want as many GPUs or NCCL 2.30, and here is 1")
+            "skipped: 2 ranks need as many GPUs, or NCCL 2.30, but there is 1")
         self.assertIn(row["why"], text)
         # If they ran, it is proven.
         found = self.check("--parts", "nccl")[1]
@@ -679,7 +679,7 @@ class GpuCheckTest(unittest.TestCase):
             "found no CUDA toolkit, or no nccl.h and libnccl.so.2 beside it"))
         code, found, _ = self.check("--parts", "nccl")
         self.assertEqual(code, 0)
-        self.assertIn("without NCCL", self.row(found, "nccl")["why"])
+        self.assertIn("this build has no NCCL", self.row(found, "nccl")["why"])
 
     def table(self, left, *seconds):
         """A part of `left` seconds whose rows take this many, and fail when the
@@ -761,7 +761,7 @@ class GpuCheckTest(unittest.TestCase):
         row = self.sanitized('echo "========= Internal Sanitizer Error: no"', 1,
                              86)
         self.assertEqual(row["status"], "skipped")
-        self.assertIn("failed itself: no", row["why"])
+        self.assertIn("compute-sanitizer itself failed: no", row["why"])
 
     def test_hazards_are_findings(self):
         self.program("sanitizer", SANITIZER.replace(

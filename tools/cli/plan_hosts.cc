@@ -73,10 +73,11 @@ void HostWires::Print(Console* console) const {
          "summed, and to every other host k / n of those to be gathered"});
     rows.push_back({"hierarchical", "(n - k) / n of the bytes to be summed"});
   }
-  console->Table(absl::StrFormat("sent between %d hosts of %d ranks per step, "
-                                 "one process each",
-                                 flat_.size(), ranks_per_host_),
-                 rows);
+  console->Table(
+      absl::StrFormat(
+          "bytes sent between %d hosts per step, each one process of %d ranks",
+          flat_.size(), ranks_per_host_),
+      rows);
 }
 
 Json HostWires::ToJson() const {

@@ -290,7 +290,7 @@ Command AddTrain(CLI::App& app) {
             double minutes = 0;
             return absl::SimpleAtod(value, &minutes) && minutes >= 0
                        ? ""
-                       : "want a number of minutes, or 0 for no end";
+                       : "want a number of minutes, or 0 for no limit";
           },
           ""));
   app.add_option("--resume", flags->resume,

@@ -105,11 +105,12 @@ def parse(arguments):
     gpu.parse(options.bench)
     options.parts = [name for name in options.parts.split(",") if name]
     if not options.parts:
-        parser.error("--parts: none is named; there are %s" % ", ".join(LIMITS))
+        parser.error("--parts: no part is named; the parts are %s" %
+                     ", ".join(LIMITS))
     options.parts = list(dict.fromkeys(options.parts))
     for name in options.parts:
         if name not in LIMITS:
-            parser.error("--parts: there is no %r; there are %s" % (
+            parser.error("--parts: there is no part %r; the parts are %s" % (
                 name, ", ".join(LIMITS)))
     options.limits = dict(LIMITS)
     for text in options.limit:
@@ -122,7 +123,7 @@ def parse(arguments):
             parser.error("--limit: %r is not PART=SECONDS of a part" % text)
     for name, seconds in (*options.limits.items(), ("", options.seconds)):
         if not 0 < seconds < math.inf:
-            parser.error("%s: %g is no time" % (
+            parser.error("%s: %g is not a valid time" % (
                 "--limit " + name if name else "--seconds", seconds))
     return options
 
@@ -246,7 +247,7 @@ def run(options, here, all_parts, root):
         return INTERRUPTED
     unrun = [p["part"] for p in result["parts"] if p.get("why") == NO_TIME]
     if unrun:
-        say("gpu_check: not run, for no time was left: %s; run them with "
+        say("gpu_check: not run, as no time was left: %s; run them with "
             "--parts, or raise --seconds" % ", ".join(unrun))
     return 1 if report.failures(result) or unrun else 0
 

@@ -160,7 +160,7 @@ def sanitize(context, tool):
                            "its container")
         broken = re.search(r"Internal Sanitizer Error: (.*)", done.text)
         if broken:
-            return skipped("compute-sanitizer failed itself: %s" %
+            return skipped("compute-sanitizer itself failed: %s" %
                            broken.group(1))
         problems += [problem] if problem else []
         for suite, number in group.items():
@@ -385,9 +385,9 @@ def stages(context):
         if stage == 0:
             first[dtype, ranks] = row["hash"]
         if (dtype, ranks) not in first:
-            row["problem"] = "ran, but stage 0, to compare with, did not"
+            row["problem"] = "ran, but not compared: stage 0 did not run"
         elif row["hash"] != first[dtype, ranks]:
-            row["problem"] = "other parameters than at stage 0"
+            row["problem"] = "parameters differ from stage 0's"
         return row
 
     return table_of(
@@ -437,9 +437,9 @@ def offload(context):
         if not case:
             first.append(row["hash"])
         elif not first:
-            row["problem"] = "ran, but the run without, to compare with, did not"
+            row["problem"] = "ran, but not compared: no run without offload"
         elif row["hash"] != first[0]:
-            row["problem"] = "other parameters than without offload"
+            row["problem"] = "parameters differ from the run without offload"
         return row
 
     return table_of(context, OFFLOADS, run, lambda row: row["offload"])
@@ -464,7 +464,7 @@ SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2",
 def nccl_version(context):
     number = context.nccl
     if not number:
-        return "an NCCL that does not say its version"
+        return "an NCCL of unknown version"
     return "NCCL %d.%d.%d" % (number // 10000, number // 100 % 100,
                               number % 100)
 
@@ -473,7 +473,7 @@ def without_nccl(context, ranks):
     """Why this many ranks cannot run here, or None."""
     if ranks <= context.gpus or (context.nccl or 0) >= SHARES_GPU:
         return None
-    return "%d ranks want as many GPUs or NCCL 2.30, and here is %d" % (
+    return "%d ranks need as many GPUs, or NCCL 2.30, but there is %d" % (
         ranks, context.gpus)
 
 
@@ -481,7 +481,7 @@ def compare_nccl(row, ours, local):
     """Why NCCL's (losses, parameters_hash) are not those of `local`."""
     exact = row["ranks"] == 1 or row["dtype"] == "bf16"
     if exact and ours != local:
-        return "other losses or parameters than with local"
+        return "losses or parameters differ from local's"
     if row["worst"] > NCCL_FP32:
         return "losses differ from local's by %.2g, %.2g is allowed" % (
             row["worst"], NCCL_FP32)
@@ -517,7 +517,7 @@ def nccl(context):
     registered with, used and closed. Says where no ranks did so together."""
     # Not the library's name: the twin of a build without NCCL says it.
     if not bundle.has(context.path("zero"), b"ncclCommInitRankConfig"):
-        return skipped("this build is without NCCL")
+        return skipped("this build has no NCCL")
     result = table_of(context, NCCL_CASES, nccl_row,
                       lambda row: "%d ranks, %s, stage %d" % (
                           row["ranks"], row["dtype"], row["stage"]))

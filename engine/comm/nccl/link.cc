@@ -153,7 +153,7 @@ absl::Status NcclLink::MeetOthers() {
   return absl::FailedPreconditionError(absl::StrCat(
       "nccl: ", RankNames(sharers), num_sharers_ == 2 ? " both" : " all",
       " have GPU ", bus_id, " of ", HostName(),
-      "; look at LOCAL_RANK and CUDA_VISIBLE_DEVICES, or let the ranks be "
+      "; check LOCAL_RANK and CUDA_VISIBLE_DEVICES, or let the ranks be "
       "threads that share a GPU: --ranks N with communication.backend "
       "\"local\""));
 }

@@ -70,7 +70,7 @@ absl::Status CheckRanksOfGpus(int ranks, int gpus) {
   ZERO_ASSIGN_OR_RETURN(const std::string version, NcclVersion());
   return absl::FailedPreconditionError(absl::StrCat(
       "nccl: ", ranks, " ranks on ", gpus, gpus == 1 ? " GPU" : " GPUs",
-      " of this machine, and ", version, " wants a GPU for each; ",
+      " of this machine, but ", version, " needs a GPU for each; ",
       VersionNumber() >= kSharedGpuVersion
           ? absl::StrCat("set ", kShareGpus, "=1")
           : absl::StrCat("NCCL 2.30 can share one with ", kShareGpus, "=1"),

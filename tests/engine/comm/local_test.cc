@@ -574,7 +574,7 @@ TEST(LocalTest, ARankWhoseStreamIsBusyIsToldFromOneThatForgot) {
     rank.comm->Barrier(*rank.stream, "start");
   });
   ExpectAll(statuses, absl::StatusCode::kDeadlineExceeded,
-            HasSubstr("rank 1 issued it, but its stream has not come to it"));
+            HasSubstr("rank 1 issued it, but its stream has not reached it"));
 }
 
 TEST(LocalTest, RanksThatWaitInTwoChannelsAreShownWhereTheyAre) {

@@ -631,7 +631,7 @@ TEST_F(NcclTest, GpusAreSharedWhereNcclCan) {
   SetFakeNcclVersion(NCCL_VERSION(2, 28, 9));
   EXPECT_EQ(*NcclVersion(), "NCCL 2.28.9");
   EXPECT_EQ(CheckRanksOfGpus(2, 1).message(),
-            "nccl: 2 ranks on 1 GPU of this machine, and NCCL 2.28.9 wants a "
+            "nccl: 2 ranks on 1 GPU of this machine, but NCCL 2.28.9 needs a "
             "GPU for each; NCCL 2.30 can share one with "
             "NCCL_MULTI_RANK_GPU_ENABLE=1, or set communication.backend to "
             "\"local\"");
@@ -1001,11 +1001,12 @@ TEST_F(NcclTest, AWatchThatIsStuckEndsTheRun) {
         return rank.status();
       });
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(hang.message,
-              AllOf(HasSubstr("nccl: rank 0: the watch is stuck in a CUDA call "
-                              "for 10s; see dmesg and nvidia-smi"),
-                    HasSubstr("start the ranks by torchrun or srun"),
-                    HasSubstr("; rank 0 and rank 1 hang and are abandoned")));
+  EXPECT_THAT(
+      hang.message,
+      AllOf(HasSubstr("nccl: rank 0: the watching thread has been stuck in a "
+                      "CUDA call for 10s; see dmesg and nvidia-smi"),
+            HasSubstr("start the ranks by torchrun or srun"),
+            HasSubstr("; rank 0 and rank 1 hang and are abandoned")));
 }
 
 TEST_F(NcclTest, KernelsAreLoadedEarlyUnlessTheUserSaysOtherwise) {

@@ -67,13 +67,13 @@ TEST(ProgressTest, WhoIsBehindIsLateAndMissing) {
                                {2, {{"gather", kFirst, {}, kFirst}}},
                                {3, {{"gather", kSecond, {}, kFirst}}},
                                {4, {{"gather", kSecond, kSecond, kFirst}}}});
-  EXPECT_EQ(found.message,
-            absl::StrCat("nccl: rank 1, rank 2 and rank 3 did not arrive at #2 "
-                         "of channel \"gather\", gather b within 3s; rank 1 "
-                         "issued nothing here; rank 2 issued #1, gather a "
-                         "last; rank 3 issued it, but its stream has not come "
-                         "to it",
-                         kRemedy));
+  EXPECT_EQ(
+      found.message,
+      absl::StrCat("nccl: rank 1, rank 2 and rank 3 did not arrive at #2 "
+                   "of channel \"gather\", gather b within 3s; rank 1 "
+                   "issued nothing here; rank 2 issued #1, gather a "
+                   "last; rank 3 issued it, but its stream has not reached it",
+                   kRemedy));
   EXPECT_THAT(found.missing, ElementsAre(1, 2, 3));
 }
 
@@ -113,7 +113,7 @@ TEST(ProgressTest, InACircleTheLateOneIsMissing) {
 TEST(ProgressTest, WhereAllAreInItNobodyIsNamed) {
   const Found found = Waiting({{1, {{"gather", kThird, kSecond, kFirst}}}});
   EXPECT_EQ(found.message,
-            absl::StrCat("nccl: all ranks have begun, and did not finish #2 of "
+            absl::StrCat("nccl: all ranks have begun, but did not finish #2 of "
                          "channel \"gather\", gather b within 3s",
                          kRemedy));
   EXPECT_THAT(found.missing, IsEmpty());

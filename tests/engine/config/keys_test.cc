@@ -395,7 +395,7 @@ TEST(UnreadTest, TheNoteOfACycledMomentumKeepsBeta2) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->notes,
             std::vector<std::string>{
-                "--set: optimizer.params.betas: of the two only beta2 is used, "
+                "--set: optimizer.params.betas: only beta2 is used, since "
                 "scheduler.params.cycle_momentum sets beta1"});
 }
 

@@ -115,7 +115,7 @@ TEST(CudaFaultsTest, NoGpuIsSaidWithItsReasonAndTheRemedy) {
   emulator::FailCall("cudaDriverGetVersion", 1, cudaErrorInvalidValue);
   EXPECT_THAT(why(cudaErrorInsufficientDriver),
               HasSubstr("(libcuda.so.1) is not on this machine; install it"));
-  EXPECT_THAT(why(cudaErrorNoDevice), HasSubstr("ask nvidia-smi"));
+  EXPECT_THAT(why(cudaErrorNoDevice), HasSubstr("run nvidia-smi"));
   setenv("CUDA_VISIBLE_DEVICES", "9", 1);
   EXPECT_THAT(why(cudaErrorNoDevice),
               HasSubstr("none with CUDA_VISIBLE_DEVICES=\"9\"; change that"));
