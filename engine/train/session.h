@@ -73,7 +73,7 @@ class Session {
   // Permanent host memory: states, and the snapshot if the device has its own
   // memory.
   int64_t host_bytes() const { return host_ledger_.total_peak_bytes(); }
-  // The states' part of it.
+  // The part of host_bytes() that is model states.
   int64_t offloaded_bytes() const {
     return host_bytes() - host_ledger_.peak_bytes(MemoryCategory::kSnapshot);
   }
@@ -166,8 +166,8 @@ absl::StatusOr<std::unique_ptr<Model>> MakeRunModel(const Config& config,
 // How `world` ranks are connected by a config.
 LocalRanksOptions MakeRanksOptions(const Config& config, int world);
 
-// What such ranks own of the config's model and move in a step, on devices with
-// such ops.
+// What `world` ranks own of the config's model and move in a step. `sizes`: of
+// the ops on their devices.
 Plan MakeRunPlan(const Config& config, const Model& model, int world,
                  BulkAlgorithm algorithm, const OpSizes& sizes,
                  bool segment_per_tensor = false);

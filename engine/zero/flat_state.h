@@ -93,7 +93,7 @@ class FlatState {
   // Lends memory: `elems` holds this rank's elements of a unit's phase until
   // Return, which ends all loans. REQUIRES: IsLent(unit).
   void Lend(int unit, int phase, Tensor elems);
-  // Undefined: nothing was lent.
+  // The memory lent for a unit's phase; undefined if none was.
   const Tensor& Lent(int unit, int phase) const {
     return places_[unit].phases[phase];
   }

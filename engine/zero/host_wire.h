@@ -13,7 +13,7 @@
 
 namespace zero {
 
-// Bytes. A rank's collectives are as in StepWire.
+// The bytes that one host sends. Collectives count as in StepWire.
 struct HostWire {
   int64_t summed = 0;    // gradients on their way to a sum
   int64_t gathered = 0;  // parameters, rows, and sums on their way to all

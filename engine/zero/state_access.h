@@ -65,10 +65,10 @@ class StateAccess {
   // in flight.
   absl::Status Exchange();
 
-  // This rank's share of what a later run needs (ModelStates::kept), by state
-  // and in plan order, where states are on a disk by segment: of all ranks
-  // together each element once. Ranks of other groups that own the same
-  // elements (hybrid sharding) share them out.
+  // This rank's share of what a later run needs (ModelStates::kept). All ranks'
+  // shares together have each element once: groups that own the same elements
+  // (hybrid sharding) divide them. Ordered by state and in plan order; states
+  // on a disk, by segment.
   // Order: a rank may call it alone, here and below.
   struct KeptPiece {    // this rank's of a segment
     std::string state;  // "weight", "exp_avg"

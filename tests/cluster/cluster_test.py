@@ -360,7 +360,7 @@ class FaultsTest(HostsTest):
         begin = time.monotonic()
         fault()
         try:
-            ended = self.until(r"zero ended with (\d+)")
+            ended = self.until(r"zero ended with status (\d+)")
         finally:
             if len(self.metrics()) >= 1000:
                 raise Late(self.output()[-1000:])

@@ -57,9 +57,9 @@ read_elastic() {  # MIN:MAX
   exit 2
 }
 
-# Sets `chosen`: of hosts with so many ranks each, how many to take from the
-# front, at least `least` and at most `most`, so that their ranks can share the
-# global batch; zero knows that. 1 and a reason where none will do.
+# Sets `chosen`: how many hosts to take from the front of the list, at least
+# `least` and at most `most`, so that their ranks can share the global batch, as
+# `zero config` says. Prints the reason and returns 1 if no number will do.
 choose_hosts() {  # RANKS_OF_EACH... -- ZERO CONFIG OPTIONS...
   local ranks=() sum why=
   while [ "$1" != -- ]; do ranks+=("$1"); shift; done

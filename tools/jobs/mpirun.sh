@@ -33,8 +33,8 @@ while (($#)); do
   shift
 done
 (($#)) || usage
-# Else mpirun binds a process, with all its ranks, to one core. When a process
-# has failed it gives the others 1 s to say so and to write what they have.
+# Without these mpirun binds a process, with all its ranks, to one core, and
+# gives the other processes only 1 s to report and write after one has failed.
 options=(--bind-to none --mca odls_base_sigkill_timeout 5)
 root=()
 [ "$(id -u)" -ne 0 ] || root=(--allow-run-as-root)
@@ -91,8 +91,8 @@ find_hosts() {  # CONFIG OPTIONS...
   [ -n "$processes" ] || world=$(sum_of "${each[@]}")
 }
 
-# Passes on what mpirun says. When it has said that the run is over, it may wait
-# a quarter of an hour for a host that is out of reach: it has $patience seconds.
+# Passes on mpirun's output. After the end of the run mpirun may wait a quarter
+# of an hour for an unreachable host; here it gets $patience seconds.
 patience=30
 pass_on() {
   local line
@@ -112,20 +112,20 @@ end_when_over() {  # PID
 }
 
 stopped= run= code=1 failed_on=
-# mpirun passes USR1 on to all processes; of TERM it would make an end.
+# mpirun passes USR1 on to all processes; at TERM it would kill them.
 trap 'stopped=yes; say "saving"; [ -z "$run" ] || kill -USR1 $run' INT TERM USR1
 for ((restart = 0; ; ++restart)); do
   find_hosts "$@" || exit $code
   [ -z "$stopped" ] || exit $signalled
   if [ "$failed_on" = "on $hosts" ]; then
-    say "zero ended with $code, and no checkpoint since its start: giving up"
+    say "zero ended with status $code, and no checkpoint since its start: giving up"
     exit $code
   fi
   folder=$(out_dir "$world" "$zero" "$@")
   before=$(newest "$folder")
   rm -f "$temporary/over"
   [ $restart -eq 0 ] ||
-    say "zero ended with $code; start $((restart + 1)), after ${before:-nothing}"
+    say "zero ended with status $code; start $((restart + 1)), after ${before:-nothing}"
   # In a process group of its own: a Ctrl-C must reach it as USR1 only.
   setsid "$mpirun" "${root[@]}" ${hosts:+--hostfile "$temporary/hosts"} \
     "${options[@]}" "$zero" train "$@" --resume auto 2> >(pass_on) &
