@@ -122,9 +122,9 @@ struct LinearBackwardWeightArgs {
   bool accumulate_dbias = false;
 };
 
-// A loss's statistics of a row of logits so far: the largest, which starts
-// finite so that e^(-inf - max) is 0, the sum of e^(logit - max), and the
-// target's.
+// The statistics of a row of logits that a loss needs, so far: the largest
+// logit, the sum of e^(logit - max), and the target's logit. The largest starts
+// finite so that e^(-inf - max) is 0.
 struct LossRow {
   float max = -FLT_MAX;
   float target_logit = 0;

@@ -117,7 +117,8 @@ class Trainer {
   // `status` with the step or steps that it may have hit.
   absl::Status InStep(const absl::Status& status, int64_t last) const;
   double FillBatches(int64_t index);  // returns this rank's valid targets
-  // Since the run began, also outside steps.
+  // What this rank sent, received and waited for since the run began, including
+  // outside steps.
   StepCommunication Communicated() const;
   // This rank's own work in a step that took `seconds`.
   OwnTimes OwnTimesOf(double seconds, const WaitTimes& waited);

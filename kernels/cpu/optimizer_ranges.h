@@ -36,9 +36,9 @@ inline float GradScale(const UpdateState& state) {
   return state.grad_scale == nullptr ? 1.0f : *state.grad_scale;
 }
 
-// Calls update(args as ArgsOf range i, i, begin, end) for pieces that together
-// cover every range once. The updates are element-wise, so the cut changes no
-// bit.
+// Calls update(args, i, begin, end) for pieces that together cover every range
+// i once; `args` are those of ArgsOf for range i. The updates are element-wise,
+// so where ranges are cut changes no bit.
 template <class Args, class Update>
 void UpdateRanges(const char* op, const Team& team, const Args& args,
                   const Update& update) {

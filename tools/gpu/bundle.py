@@ -50,7 +50,7 @@ def gpu_tests(build):
 
 
 def shared_libraries(program):
-    """{name: path} of what it loads and what has to come along."""
+    """{name: path} of the libraries that it loads and the bundle must hold."""
     done = subprocess.run(["ldd", program], capture_output=True, text=True)
     found = {}
     for line in done.stdout.splitlines():
@@ -78,7 +78,8 @@ def strip(source, target):
 
 
 def check_target(file):
-    """Now, and not after a minute of packing. Errors: Error, OSError."""
+    """Checks the target before packing, which takes a minute. Errors: Error,
+    OSError."""
     if not file.endswith(".tar.xz"):
         raise Error("--bundle %r: the name must end in .tar.xz" % file)
     folder = os.path.dirname(file) or "."

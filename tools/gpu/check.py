@@ -150,8 +150,8 @@ def run_part(name, context, limit, until, all_parts):
 
 @contextlib.contextmanager
 def signals_as_ctrl_c():
-    """A machine that is taken back sends SIGTERM first: what runs is ended
-    then, and the report is written."""
+    """Ends the running part and writes the report on SIGTERM, which a machine
+    sends before it is taken back."""
     kept = {one: signal.signal(one, signal.default_int_handler)
             for one in (signal.SIGTERM, signal.SIGHUP)
             if signal.getsignal(one) != signal.SIG_IGN}  # as nohup wants it

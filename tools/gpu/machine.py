@@ -59,8 +59,8 @@ def pythons():
 
 
 def wheel_folders(packages):
-    """Where NVIDIA's wheels have libraries. Those of CUDA 12 have a cuDNN and
-    an NCCL of the same names: they are none for binaries of CUDA 13."""
+    """The folders of libraries in NVIDIA's wheels. Leaves out those of CUDA 12:
+    their cuDNN and NCCL have the same names but do not fit CUDA 13's binaries."""
     found = sorted(glob.glob(os.path.join(packages, "nvidia/*/lib")))
     if os.path.isdir(os.path.join(packages, "nvidia/cu13")) or any(
             os.path.exists(os.path.join(folder, "libcublasLt.so.13"))
@@ -79,7 +79,7 @@ def site_packages(python):
 
 
 def cuda_homes():
-    """Toolkits, the newest first behind the one that is chosen."""
+    """Toolkits: the chosen one, then the others, newest first."""
     return ["/usr/local/cuda"] + sorted(glob.glob("/usr/local/cuda-*"),
                                         reverse=True)
 
@@ -108,7 +108,7 @@ class Machine:
         return None
 
     def driver_version(self):
-        """Of CUDA, 13000 for 13.0; that, too, where it cannot be asked."""
+        """The driver's CUDA version, 13000 for 13.0; 13000 if unknown."""
         version = ctypes.c_int(CUDA)
         if self.driver is not None:
             self.driver.cuDriverGetVersion(ctypes.byref(version))
