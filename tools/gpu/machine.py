@@ -60,7 +60,8 @@ def pythons():
 
 def wheel_folders(packages):
     """The folders of libraries in NVIDIA's wheels. Leaves out those of CUDA 12:
-    their cuDNN and NCCL have the same names but do not fit CUDA 13's binaries."""
+    their cuDNN and NCCL have the same names but do not fit CUDA 13's programs.
+    """
     found = sorted(glob.glob(os.path.join(packages, "nvidia/*/lib")))
     if os.path.isdir(os.path.join(packages, "nvidia/cu13")) or any(
             os.path.exists(os.path.join(folder, "libcublasLt.so.13"))
