@@ -180,8 +180,8 @@ class CheckpointReader {
     return dtype(state, parameter).has_value();
   }
 
-  // Elements [begin, begin + elems), as stored, to `out`. Blocks are checked as
-  // they are read. For many reads known in advance: checkpoint_reads.h.
+  // Copies elements [begin, begin + elems), as stored, to `out`. Checks blocks
+  // as it reads them. For many reads known in advance: checkpoint_reads.h.
   // Errors: DataLoss naming file, tensor and bytes; NotFound where !Has;
   //         OutOfRange; other FileError. `out` is then undefined.
   absl::Status Read(absl::string_view state, absl::string_view parameter,

@@ -66,7 +66,7 @@ class PortableWriter {
                  DType dtype)
       : dir_(std::move(dir)), tensors_(std::move(tensors)), dtype_(dtype) {}
 
-  // Open from its first byte to its last, then durable.
+  // A file that is open from its first byte to its last and then made durable.
   struct File {
     std::string name;
     std::vector<TensorSpec> specs;

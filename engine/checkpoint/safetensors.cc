@@ -139,7 +139,8 @@ absl::Status ReadEntry(const std::string& name, const Json& entry,
   for (const Json& json : shape) {
     int64_t dim = 0;
     if (!ReadCount(json, &dim)) {
-      return WrongTensor(file, name, "shape has a value that is not a count");
+      return WrongTensor(
+          file, name, "shape has a value that is not a non-negative integer");
     }
     tensor->shape.push_back(dim);
   }

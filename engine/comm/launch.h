@@ -34,8 +34,8 @@ absl::optional<std::string> GetEnv(const std::string& name);
 // The name of this machine.
 std::string HostName();
 
-// Whether launchers set this variable to a process's rank: without any of them
-// a process is its own world.
+// Whether some launcher sets this variable to a process's rank. A process with
+// none of these variables is its own world.
 bool IsLaunchVariable(absl::string_view name);
 
 // torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and

@@ -116,7 +116,7 @@ struct ZeroConfig {
            : offload_optimizer != OffloadDevice::kNone ? Offload::kOptimizer
                                                        : Offload::kNone;
   }
-  // Whether offloaded states are on a disk.
+  // Offloads exactly these states. What is newly offloaded goes to the host.
   void set_offload(Offload offload) {
     const auto set = [&](Offload from, OffloadDevice* device) {
       if (offload < from) {

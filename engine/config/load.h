@@ -38,8 +38,8 @@ struct LoadOptions {
   // Resolves model.preset and model.from_pretrained; null: these keys are
   // errors.
   const ModelCatalog* catalog = nullptr;
-  // The number of ids of a tokenizer file, for a model without vocab_size;
-  // null: that is an error.
+  // Returns the number of ids of a tokenizer file, for a model without
+  // vocab_size. Null: a model without vocab_size is an error.
   std::function<absl::StatusOr<int64_t>(const std::string&)> tokenizer_ids;
   // The tokenizer's file in a model's folder, if data.tokenizer is not given;
   // "": it has none. Null: no folder has one.

@@ -57,8 +57,8 @@ class RunCheckpoints {
   //         also last_save(), after which the run must end.
   absl::Status Save(const RunRecord& record);
 
-  // This rank's vote, and the sum of all: how many have ended their work of the
-  // phase, and how many of these failed.
+  // How many ranks have ended their work of the phase, and how many of these
+  // failed: of this rank alone as its vote, or summed over all ranks.
   struct PhaseVotes {
     double ended = 0, failed = 0;
   };

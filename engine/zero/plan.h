@@ -383,8 +383,8 @@ struct Plan {
   // Whether the host updates any part of a bucket.
   bool Offloads(const Bucket& bucket) const;
   // Whether the host adds up the sums of several micro-steps for the units it
-  // updates. Else the device does: with replicated gradients, or if groups
-  // still add them up.
+  // updates. The device does if gradients are replicated, or if they must still
+  // be added up across groups.
   bool AddsOnHost() const { return shards_gradients() && replicate.size == 1; }
   // How many of trained_elems the host updates.
   int64_t HostUpdatedElems() const;

@@ -117,8 +117,8 @@ struct ScheduleOptions {
 std::vector<Action> MakeSchedule(const Plan& plan,
                                  const ScheduleOptions& options);
 
-// The actions of one forward pass without gradients; the last unit is only
-// gathered and released; the caller computes with it.
+// The actions of one forward pass without gradients. The last unit is only
+// gathered and released: the caller computes with it.
 std::vector<Action> MakeForwardSchedule(const Plan& plan,
                                         const ScheduleOptions& options);
 

@@ -69,7 +69,7 @@ class SwappedStates {
   // place, after `compute` has finished with the previous one. Unwritten data
   // is zero. With `change` the caller will write to it.
   void Hold(const SegmentRef& ref, bool change, Stream& compute);
-  // Between steps: makes all states zero, as long as nothing is written.
+  // Between steps: makes all states read as zero until they are written.
   void Clear();
   // Writes the held segment to the disk if it was changed. Call it before a
   // step, which changes segments that are not held.

@@ -47,7 +47,8 @@ class Wire {
   // ranks or none: if one rank cannot register its memory, none may.
   absl::Status Register(const std::vector<Arena*>& arenas);
 
-  // Starts bringing the owners' pieces (send) of whole segments (recv) to all.
+  // Starts gathering segments on all ranks: `send` is the owner's piece, `recv`
+  // the whole segment.
   void Gather(const std::string& name, DType dtype,
               std::vector<CollectiveSegment> segments);
   // A whole unit into `gathered` [padded elems], which holds the part fetched

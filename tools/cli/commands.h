@@ -74,7 +74,7 @@ struct RunOptions {
 // Declares the options of a run. `config_required`: CONFIG must be given.
 void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required);
 
-// For commands that need one of the two.
+// Makes the command refuse to run without CONFIG or --model.
 void RequireConfigOrModel(CLI::App& app, const RunOptions* options);
 
 // The config file with --set and --model applied. Without a file, --model is

@@ -41,7 +41,8 @@ absl::StatusOr<CommunicationBackend> ChooseBackend(const RunOptions& options,
 
 // The device of a plan, which this machine need not have.
 struct PlannedDevice {
-  // For one rank; a GPU that cannot be opened is assumed.
+  // Opens the device of one rank. A GPU that cannot be opened is replaced by
+  // assumed figures.
   PlannedDevice(const RunOptions& options, const Config& config);
 
   // Rank `rank` of the run, with its own device and communicators that move
