@@ -418,14 +418,14 @@ TEST(ProcessesTest, AnotherCollectiveOfAnotherProcessIsNamed) {
 }
 
 TEST(ProcessesTest, ALateRankOfAnotherProcessIsNamed) {
-  const auto statuses = RankOutcomes(
-      MakeProcesses(4, 2, absl::Milliseconds(500)), [](RankContext& rank) {
-        if (rank.rank == 3) {
-          std::this_thread::sleep_for(std::chrono::seconds(2));
-        }
-        rank.comm->Barrier(*rank.stream, "meet");
-        rank.stream->Synchronize();
-      });
+  const Groups groups = MakeProcesses(4, 2, absl::Milliseconds(500));
+  const auto statuses = RankOutcomes(groups, [&](RankContext& rank) {
+    while (rank.rank == 3 && groups[0]->status().ok()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    rank.comm->Barrier(*rank.stream, "meet");
+    rank.stream->Synchronize();
+  });
   EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(statuses[0].message()),
               AllOf(HasSubstr("rank 3 did not arrive at #1 of channel "
