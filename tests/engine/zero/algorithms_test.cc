@@ -1,14 +1,17 @@
-// Other ways to communicate (communication.algorithm): each gives the same bits
-// as itself, and the numbers of direct within rounding. Ranks are threads.
+// Ways to communicate: direct, ring, server (communication.algorithm) and
+// groups of ranks. Each gives the same bits as itself, and the numbers of
+// direct within rounding. Ranks are threads.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/base/status.h"
@@ -47,50 +50,264 @@ void ExpectNear(const Outcome& got, const Outcome& want) {
   EXPECT_LT(RelativeDifference(got.parameters, want.parameters), 1e-5);
 }
 
-TEST(RingStagesTest, EveryStageBucketAndOverlapGivesTheSameBits) {
-  for (int world : {3, 4}) {
-    const Outcome want = Train(RingJob(world, 0));
-    for (int stage : {0, 1, 2, 3}) {
-      for (int bits = 0; bits < 8; ++bits) {
-        Job job = RingJob(world, stage);
-        const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
-        job.options.plan.reduce_bucket_elems = bucket;
-        job.options.plan.gather_bucket_elems = bucket;
-        job.options.overlap = bits & 2;
-        job.options.recompute = bits & 4 ? Recompute::kFull : Recompute::kOff;
-        EXPECT_EQ(Train(job), want)
-            << world << " ranks, stage " << stage << " bits " << bits;
+// A server is given no rows.
+Job DirectJob(Job job) {
+  job.rows = false;
+  job.options.plan.placement = PlacementOfStage(0);
+  job.options.plan.owners = 0;
+  return job;
+}
+
+// Sums run in the order of direct; only the norm is added up in another one.
+// ---- All ways to reduce -----------------------------------------------------
+
+// The ranks, and those of a group; 0: one group.
+struct Ranks {
+  int world, shards = 0;
+};
+
+// A way to reduce gradients and to bring updated parameters to all ranks.
+struct Way {
+  const char* name;
+  std::vector<int> stages;
+  std::vector<Ranks> ranks;
+  BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
+  bool serves = false;
+
+  Job JobOf(const Ranks& of, int stage) const {
+    Job job;
+    job.config = TiedLlama();
+    job.world = of.world;
+    job.shards = of.shards;
+    job.algorithm = algorithm;
+    job.options = AtStage(job.options, stage);
+    if (serves) {
+      job.options.plan.placement = PlacementOfServer();
+      job.options.plan.owners = 1;
+    }
+    return job;
+  }
+  // The same sums in the order of ranks.
+  Job Direct(Job job) const {
+    job.algorithm = BulkAlgorithm::kDirect;
+    job.shards = 0;
+    return serves ? DirectJob(std::move(job)) : job;
+  }
+};
+
+class WaysTest : public testing::TestWithParam<Way> {
+ protected:
+  // fn(job) at every stage, with the last choice of ranks.
+  static void ForEachStage(const std::function<void(Job)>& fn) {
+    const Way& way = GetParam();
+    for (const int stage : way.stages) {
+      SCOPED_TRACE(testing::Message() << "stage " << stage);
+      fn(way.JobOf(way.ranks.back(), stage));
+    }
+  }
+  // fn(job, first) also with all choices of ranks; `first`: their first stage.
+  static void ForEachJob(const std::function<void(Job, bool first)>& fn) {
+    const Way& way = GetParam();
+    for (const Ranks& ranks : way.ranks) {
+      for (const int stage : way.stages) {
+        SCOPED_TRACE(testing::Message() << ranks.world << " ranks in groups of "
+                                        << ranks.shards << ", stage " << stage);
+        fn(way.JobOf(ranks, stage), stage == way.stages.front());
       }
     }
   }
+};
+
+void SetBuckets(int64_t elems, Job* job) {
+  job->options.plan.reduce_bucket_elems = elems;
+  job->options.plan.gather_bucket_elems = elems;
 }
 
-TEST(RingStagesTest, TheNumbersAreThoseOfDirect) {
-  for (int world : {2, 3, 4}) {
-    for (int stage : {0, 3}) {
-      SCOPED_TRACE(testing::Message() << world << " ranks, stage " << stage);
-      Job job = RingJob(world, stage);
-      job.micro_steps = 3;
-      job.batch = 36;
-      const Outcome ring = Train(job);
-      job.algorithm = BulkAlgorithm::kDirect;
-      ExpectNear(ring, Train(job));
+// The ways that are not direct itself.
+class OtherWaysTest : public WaysTest {};
+
+TEST_P(WaysTest, StagesBucketsOverlapAndRecomputeChangeNoBit) {
+  Outcome want;
+  ForEachStage([&](Job job) {
+    if (want.losses.empty()) want = Train(job);
+    for (int bits = 0; bits < 16; ++bits) {
+      SetBuckets(bits & 1 ? 1 : PlanOptions::kDefaultBucketElems, &job);
+      job.options.overlap = bits & 2;
+      job.options.recompute = kRecomputeLevels[bits / 4];
+      EXPECT_EQ(Train(job), want) << "bits " << bits;
     }
+  });
+}
+
+// Poisoned freed memory (set by RunRank) shows accesses that are too early or
+// late.
+TEST_P(WaysTest, DelaysChangeNoBit) {
+  ForEachStage([](Job job) {
+    job.batch = 24;
+    job.micro_steps = 2;
+    const Outcome want = Train(job);
+    AddDelays(&job);
+    EXPECT_EQ(Train(job), want);
+  });
+}
+
+// Also right after a step, when stages 1 and 2 still gather its parameters.
+TEST_P(WaysTest, EvaluationBetweenStepsChangesNoBitAndSeesTheUpdate) {
+  const auto sums_of = [](Job job, Outcome* outcome) {
+    std::mutex mutex;
+    std::vector<double> sums;
+    job.between = [&](Rig& rig) {
+      const TokenBatch batch(2, kLength, kVocab, 99);
+      const double sum = rig.EvalLossSum(batch.All());
+      std::lock_guard<std::mutex> lock(mutex);
+      sums.push_back(sum);
+    };
+    *outcome = Train(job);
+    std::sort(sums.begin(), sums.end());
+    return sums;
+  };
+  std::vector<double> expected;
+  ForEachStage([&](Job job) {
+    Outcome evaluated, ignored;
+    const std::vector<double> sums = sums_of(job, &evaluated);
+    EXPECT_EQ(evaluated, Train(job));
+    if (expected.empty()) expected = sums;
+    EXPECT_EQ(sums, expected);
+    const auto direct = sums_of(GetParam().Direct(job), &ignored);
+    ASSERT_EQ(sums.size(), direct.size());
+    for (size_t i = 0; i < sums.size(); ++i) {
+      EXPECT_NEAR(sums[i], direct[i], 1e-6 * direct[i]);
+    }
+  });
+}
+
+// Parameters, master weights and moments that a rank holds.
+std::vector<std::string> StatesOf(Rig& rig) {
+  std::vector<std::string> states;
+  rig->states().ForEachRun([&](const FlatState&, const StateRun& run) {
+    states.emplace_back(static_cast<const char*>(run.values.data()),
+                        run.values.bytes());
+  });
+  return states;
+}
+
+TEST_P(WaysTest, ANonFiniteGradientOfOneRankSkipsTheStepOnAllAndIsNamed) {
+  ForEachStage([](Job job) {
+    for (const int bad_step : {0, 1}) {
+      const int bad_rank = 1 + bad_step;  // of another group
+      job.options.param_dtype = bad_step == 0 ? DType::kF32 : DType::kBF16;
+      const std::string bad_name =
+          MakeModel(job.config)->units()[2]->parameters()[1]->name;
+      std::mutex mutex;
+      std::vector<std::string> names;
+      const absl::Status status = RunLocalRanks(
+          job.world, RanksOf(job), OneThread,
+          [&](const Rank& rank) -> absl::Status {
+            Rig rig(rank, MakeModel(job.config), job.options,
+                    Rehearse(job, rank, 2));
+            Parameter& bad = *rig.model().units()[2]->parameters()[1];
+            int step = 0;
+            rig->clock().set_hook([&](const Action& action, bool done) {
+              const bool here = action.kind == ActionKind::kBackward &&
+                                action.index == 2 && done;
+              if (!here || rank.rank() != bad_rank || step != bad_step) return;
+              bad.weight.sink->grad.As<float>()[5] =
+                  bad_step == 0 ? std::numeric_limits<float>::quiet_NaN()
+                                : std::numeric_limits<float>::infinity();
+            });
+            for (; step < 3; ++step) {
+              const std::vector<std::string> before = StatesOf(rig);
+              const StepOutput output =
+                  rig.Step(TokenBatch(2, kLength, kVocab, step + 7), 1e-2f);
+              EXPECT_EQ(output.skipped, step == bad_step);
+              EXPECT_EQ(StatesOf(rig) == before, step == bad_step);
+              if (step != bad_step) continue;
+              std::lock_guard<std::mutex> lock(mutex);
+              names.push_back(output.non_finite);
+            }
+            return absl::OkStatus();
+          });
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(names, std::vector<std::string>(job.world, bad_name));
+    }
+  });
+}
+
+TEST_P(WaysTest, ARankThatLeavesIsNamedByAll) {
+  ForEachStage([](const Job& job) {
+    ExpectALeaverIsNamedByAll(job, /*leaver=*/job.world - 1);
+  });
+}
+
+TEST_P(OtherWaysTest, TheNumbersAreThoseOfDirect) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
+    Outcome first;
+    ForEachJob([&](Job job, bool is_first) {
+      job.options.optimizer.kind = kind;
+      // Several micro-steps add up in one of two orders, by the stage.
+      job.micro_steps = kind == OptimizerKind::kAdamW ? 3 : 1;
+      job.batch = 36;
+      const Outcome got = Train(job);
+      ExpectNear(got, Train(GetParam().Direct(job)));
+      if (job.micro_steps > 1) return;
+      if (is_first) first = got;
+      EXPECT_EQ(got, first);
+      SetBuckets(1, &job);
+      job.options.overlap = !job.options.overlap;
+      EXPECT_EQ(Train(job), first);
+    });
   }
 }
 
-TEST(RingStagesTest, IntegersAddUpExactly) {
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
-    for (int stage : {0, 1, 2, 3}) {
-      Job job = RingJob(4, stage);
+TEST_P(OtherWaysTest, IntegersAddUpExactly) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    ForEachJob([&](Job job, bool) {
       job.options.param_dtype = dtype;
       job.prepare = MakeGradientsIntegers;
-      const Outcome ring = Train(job);
-      job.algorithm = BulkAlgorithm::kDirect;
-      EXPECT_EQ(ring, Train(job)) << "stage " << stage;
-    }
+      const Outcome got = Train(job), want = Train(GetParam().Direct(job));
+      EXPECT_EQ(got.norms, want.norms);
+      EXPECT_EQ(got.parameters, want.parameters);
+    });
   }
 }
+
+// Rounded once to the sent dtype, or once per axis: the others by at most that
+// from direct, which rounds once.
+TEST_P(OtherWaysTest, GradientsMayBeSentAsBf16) {
+  Outcome first;
+  ForEachJob([&](Job job, bool is_first) {
+    job.steps = 1;
+    const Outcome exact = Train(job);
+    job.options.plan.gradients.dtype = DType::kBF16;
+    const Outcome rounded = Train(job);
+    EXPECT_NE(rounded.norms[0], exact.norms[0]);
+    if (is_first) first = rounded;
+    EXPECT_EQ(rounded, first);
+    const double direct = Train(GetParam().Direct(job)).norms[0];
+    EXPECT_NEAR(rounded.norms[0], direct, direct / 1024);
+  });
+}
+
+const std::vector<Way> kWays = {
+    {.name = "Direct", .stages = {0, 1, 2, 3}, .ranks = {{3}}},
+    {.name = "Ring",
+     .stages = {0, 1, 2, 3},
+     .ranks = {{2}, {3}, {4}},
+     .algorithm = BulkAlgorithm::kRing},
+    {.name = "Server", .stages = {0}, .ranks = {{2}, {3}, {4}}, .serves = true},
+    // The ranks 1 and 2 are of two groups.
+    {.name = "Groups", .stages = {1, 2, 3}, .ranks = {{6, 1}, {6, 3}, {6, 2}}}};
+
+std::string WayName(const testing::TestParamInfo<Way>& way) {
+  return way.param.name;
+}
+INSTANTIATE_TEST_SUITE_P(Ways, WaysTest, testing::ValuesIn(kWays), WayName);
+INSTANTIATE_TEST_SUITE_P(Ways, OtherWaysTest,
+                         testing::ValuesIn(kWays.begin() + 1, kWays.end()),
+                         WayName);
+
+// ---- Rings ------------------------------------------------------------------
 
 TEST(RingStagesTest, GroupsReduceAroundRingsToo) {
   Job job = RingJob(6, 3);
@@ -104,23 +321,6 @@ TEST(RingStagesTest, GroupsReduceAroundRingsToo) {
     other.options = AtStage(job.options, 2);
     other.options.plan.reduce_bucket_elems = 1;
     EXPECT_EQ(Train(other), want);
-  }
-}
-
-// Rounded once to the sent dtype, like direct, which sums in another order: the
-// two differ by at most one rounding.
-TEST(RingStagesTest, GradientsMayBeSentAsBf16) {
-  Outcome first;
-  for (int stage : {0, 1, 2, 3}) {
-    Job job = RingJob(4, stage);
-    job.steps = 1;
-    job.options.plan.gradients.dtype = DType::kBF16;
-    const Outcome ring = Train(job);
-    if (stage == 0) first = ring;
-    EXPECT_EQ(ring, first) << "stage " << stage;
-    job.algorithm = BulkAlgorithm::kDirect;
-    const Outcome direct = Train(job);
-    EXPECT_NEAR(ring.norms[0], direct.norms[0], direct.norms[0] / 1024);
   }
 }
 
@@ -149,33 +349,6 @@ TEST(RingStagesTest, StagingMemoryIsInTheLedger) {
   }
 }
 
-TEST(RingStagesTest, TheWireIsTheFormula) {
-  for (int i = 0; i < 8; ++i) {
-    const int stage = i / 2;
-    Job job = RingJob(4, stage);
-    job.batch = 8;
-    job.options.plan.gradients.dtype = i % 2 == 0 ? DType::kF32 : DType::kBF16;
-    const absl::Status status = RunLocalRanks(
-        job.world, RanksOf(job), OneThread,
-        [&](const Rank& rank) -> absl::Status {
-          Rig rig(rank, MakeModel(job.config), job.options,
-                  Rehearse(job, rank, 2));
-          rig.Step(TokenBatch(2, kLength, kVocab, 1), 1e-3f);
-          const StepWire sent = WireOf(rank);
-          EXPECT_EQ(sent, CountWire(rig->plan(), rig->schedule()));
-          EXPECT_EQ(sent.reduced, FormulaWire(rig->plan(), 1).reduced);
-          return absl::OkStatus();
-        });
-    EXPECT_TRUE(status.ok()) << status;
-  }
-}
-
-TEST(RingStagesTest, ARankThatLeavesIsNamedByAll) {
-  for (int stage : {0, 1, 2, 3}) {
-    ExpectALeaverIsNamedByAll(RingJob(4, stage), 1);
-  }
-}
-
 // ---- Parameter server -------------------------------------------------------
 
 Job ServerJob(int world) {
@@ -187,61 +360,10 @@ Job ServerJob(int world) {
   return job;
 }
 
-// A server is given no rows.
-Job DirectJob(Job job) {
-  job.rows = false;
-  job.options.plan.placement = PlacementOfStage(0);
-  job.options.plan.owners = 0;
-  return job;
-}
-
-TEST(ServerTest, BucketsOverlapAndRecomputeChangeNoBit) {
-  for (int world : {2, 3, 4}) {
-    const Outcome want = Train(ServerJob(world));
-    for (int bits = 0; bits < 8; ++bits) {
-      Job job = ServerJob(world);
-      const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
-      job.options.plan.reduce_bucket_elems = bucket;
-      job.options.plan.gather_bucket_elems = bucket;
-      job.options.overlap = bits & 2;
-      job.options.recompute = bits & 4 ? Recompute::kFull : Recompute::kOff;
-      EXPECT_EQ(Train(job), want) << world << " ranks, bits " << bits;
-    }
-  }
-}
-
-TEST(ServerTest, TheNumbersAreThoseOfDirect) {
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
-    for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
-      for (int world : {2, 3, 4}) {
-        SCOPED_TRACE(testing::Message()
-                     << world << " ranks, " << dtype << ", optimizer "
-                     << static_cast<int>(kind));
-        Job job = ServerJob(world);
-        job.options.param_dtype = dtype;
-        job.options.optimizer.kind = kind;
-        job.micro_steps = 3;
-        job.batch = 36;
-        ExpectNear(Train(job), Train(DirectJob(job)));
-      }
-    }
-  }
-}
-
-// Sums run in the order of direct; only the norm is added up in another one.
 TEST(ServerTest, WithoutClippingTheParametersAreThoseOfDirectToTheBit) {
   Job job = ServerJob(3);
   job.options.max_grad_norm = 0;
   EXPECT_EQ(Train(job).parameters, Train(DirectJob(job)).parameters);
-}
-
-TEST(ServerTest, IntegersAddUpExactly) {
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
-    Job job = ServerJob(4);
-    job.options.param_dtype = dtype;
-    job.prepare = MakeGradientsIntegers;
-    EXPECT_EQ(Train(job), Train(DirectJob(job)));
-  }
 }
 
 TEST(ServerTest, UnitsOfSeveralSegmentsAreServedWhole) {
@@ -253,65 +375,6 @@ TEST(ServerTest, UnitsOfSeveralSegmentsAreServedWhole) {
   job.options.optimizer.kind = OptimizerKind::kLamb;
   job.options.param_dtype = DType::kBF16;
   ExpectNear(Train(job), Train(DirectJob(job)));
-}
-
-TEST(ServerTest, DelaysChangeNoBit) {
-  Job job = ServerJob(3);
-  job.micro_steps = 2;
-  const Outcome want = Train(job);
-  AddDelays(&job);
-  EXPECT_EQ(Train(job), want);
-}
-
-TEST(ServerTest, EvaluationBetweenStepsSeesTheServersParameters) {
-  Job job = ServerJob(3);
-  const auto sums_of = [](Job job) {
-    std::mutex mutex;
-    std::vector<double> sums;
-    job.options.max_grad_norm = 0;
-    job.between = [&](Rig& rig) {
-      const TokenBatch batch(2, kLength, kVocab, 99);
-      const double sum = rig.EvalLossSum(batch.All());
-      std::lock_guard<std::mutex> lock(mutex);
-      sums.push_back(sum);
-    };
-    Train(job);
-    std::sort(sums.begin(), sums.end());
-    return sums;
-  };
-  EXPECT_EQ(sums_of(job), sums_of(DirectJob(job)));
-}
-
-TEST(ServerTest, ANaNOfAWorkerSkipsTheStepOnAllAndIsNamed) {
-  const Job job = ServerJob(3);
-  const std::string bad_name =
-      MakeModel(job.config)->units()[2]->parameters()[1]->name;
-  std::mutex mutex;
-  std::vector<std::string> names;
-  const absl::Status status = RunLocalRanks(
-      job.world, RanksOf(job), OneThread,
-      [&](const Rank& rank) -> absl::Status {
-        Rig rig(rank, MakeModel(job.config), job.options,
-                Rehearse(job, rank, 2));
-        Parameter& bad = *rig.model().units()[2]->parameters()[1];
-        rig->clock().set_hook([&](const Action& action, bool done) {
-          const bool here =
-              action.kind == ActionKind::kBackward && action.index == 2 && done;
-          if (!here || rank.rank() != 1) return;
-          bad.weight.sink->grad.As<float>()[5] =
-              std::numeric_limits<float>::quiet_NaN();
-        });
-        const Floats before = rig.ReadAll();
-        const StepOutput output =
-            rig.Step(TokenBatch(2, kLength, kVocab, 7), 1e-2f);
-        EXPECT_TRUE(output.skipped);
-        EXPECT_EQ(rig.ReadAll(), before);
-        std::lock_guard<std::mutex> lock(mutex);
-        names.push_back(output.non_finite);
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(names, std::vector<std::string>(3, bad_name));
 }
 
 // The server has the whole optimizer, the workers none of it; each sends the
@@ -373,10 +436,6 @@ TEST(ServerTest, AStateTakenUpAgainGoesOnToTheSameBits) {
     });
   };
   EXPECT_EQ(Train(job), want);
-}
-
-TEST(ServerTest, ARankThatLeavesIsNamedByAll) {
-  ExpectALeaverIsNamedByAll(ServerJob(4), 1);
 }
 
 TEST(ServerTest, AServerThatHangsIsNamedWithinTheTimeout) {

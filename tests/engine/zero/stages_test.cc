@@ -59,25 +59,6 @@ TEST(StagesTest, EveryStageGivesTheSameBits) {
   }
 }
 
-TEST(StagesTest, BucketsOverlapAndRecomputeChangeNoBit) {
-  Job job;
-  job.config = TiedLlama();
-  job.world = 3;
-  const Outcome want = Train(job);
-  for (int stage : {0, 1, 2, 3}) {
-    for (int bits = 0; bits < 16; ++bits) {
-      job.options = AtStage(job.options, stage);
-      const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
-      job.options.plan.reduce_bucket_elems = bucket;
-      job.options.plan.gather_bucket_elems = bucket;
-      job.options.overlap = bits & 2;
-      job.options.recompute = kRecomputeLevels[bits / 4];
-      SCOPED_TRACE(testing::Message() << "stage " << stage << " bits " << bits);
-      EXPECT_EQ(Train(job), want);
-    }
-  }
-}
-
 // Phases move owners, and so the norm is summed in another order.
 TEST(StagesTest, PhasesOfBackwardChangeNoBit) {
   for (ModelFamily family :
@@ -433,101 +414,6 @@ TEST(StagesTest, MicroBatchesAddUpInTwoOrders) {
                 1e-6 * outcomes[0].losses[i]);
     EXPECT_NEAR(outcomes[0].norms[i], outcomes[2].norms[i],
                 5e-6 * outcomes[0].norms[i]);
-  }
-}
-
-// Delays move every collective against every computation; poisoned freed memory
-// (set by RunRank) shows accesses that are too early or late.
-TEST(StagesTest, DelaysChangeNoBit) {
-  for (int stage : {0, 1, 2, 3}) {
-    Job job;
-    job.config = TiedLlama();
-    job.world = 3;
-    job.micro_steps = 2;
-    job.options = AtStage(job.options, stage);
-    const Outcome want = Train(job);
-    AddDelays(&job);
-    EXPECT_EQ(Train(job), want) << "stage " << stage;
-  }
-}
-
-TEST(StagesTest, EvaluationBetweenStepsChangesNoBit) {
-  std::vector<double> expected;
-  for (int stage : {0, 1, 2, 3}) {
-    Job job;
-    job.options = AtStage(job.options, stage);
-    const Outcome want = Train(job);
-    // Right after a step, when stages 1 and 2 still gather parameters: it sees
-    // those of the step, at any stage.
-    std::mutex mutex;
-    std::vector<double> sums;
-    job.between = [&](Rig& rig) {
-      const TokenBatch batch(2, kLength, kVocab, 99);
-      const double sum = rig.EvalLossSum(batch.All());
-      std::lock_guard<std::mutex> lock(mutex);
-      sums.push_back(sum);
-    };
-    EXPECT_EQ(Train(job), want) << "stage " << stage;
-    std::sort(sums.begin(), sums.end());
-    if (expected.empty()) expected = sums;
-    EXPECT_EQ(sums, expected) << "stage " << stage;
-  }
-}
-
-// ---- Non-finite gradients -------------------------------------------------
-
-// Parameters, master weights and moments that a rank holds.
-std::vector<std::string> StatesOf(Rig& rig) {
-  std::vector<std::string> states;
-  rig->states().ForEachRun([&](const FlatState&, const StateRun& run) {
-    states.emplace_back(static_cast<const char*>(run.values.data()),
-                        run.values.bytes());
-  });
-  return states;
-}
-
-TEST(StagesTest, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
-  for (int stage : {0, 1, 2, 3}) {
-    for (int bad_step : {0, 1}) {
-      std::mutex mutex;
-      std::vector<std::string> names;
-      Job job;
-      const std::string bad_name =
-          MakeModel(job.config)->units()[2]->parameters()[1]->name;
-      job.world = 3;
-      job.options = AtStage(job.options, stage);
-      job.options.param_dtype = DType::kBF16;
-      const absl::Status status = RunLocalRanks(
-          job.world, {.local = {.timeout = absl::Seconds(60)}}, OneThread,
-          [&](const Rank& rank) -> absl::Status {
-            Rig rig(rank, MakeModel(job.config), job.options,
-                    Rehearse(job, rank, 2));
-            Parameter& bad = *rig.model().units()[2]->parameters()[1];
-            int step = 0;
-            rig->clock().set_hook([&](const Action& action, bool done) {
-              const bool here = action.kind == ActionKind::kBackward &&
-                                action.index == 2 && done;
-              if (!here || rank.rank() != 1 || step != bad_step) return;
-              bad.weight.sink->grad.As<float>()[5] =
-                  bad_step == 0 ? std::numeric_limits<float>::quiet_NaN()
-                                : std::numeric_limits<float>::infinity();
-            });
-            for (; step < 3; ++step) {
-              const std::vector<std::string> before = StatesOf(rig);
-              const StepOutput output =
-                  rig.Step(TokenBatch(2, kLength, kVocab, step + 7), 1e-2f);
-              EXPECT_EQ(output.skipped, step == bad_step);
-              EXPECT_EQ(StatesOf(rig) == before, step == bad_step);
-              if (step != bad_step) continue;
-              std::lock_guard<std::mutex> lock(mutex);
-              names.push_back(output.non_finite);
-            }
-            return absl::OkStatus();
-          });
-      EXPECT_TRUE(status.ok()) << status;
-      EXPECT_EQ(names, std::vector<std::string>(3, bad_name))
-          << "stage " << stage;
-    }
   }
 }
 
@@ -912,15 +798,6 @@ TEST(StagesTest, AllParametersMayBeFrozen) {
       EXPECT_EQ(frozen.losses[0], losses[0]);
       EXPECT_EQ(frozen.norms, std::vector<double>(job.steps, 0));
     }
-  }
-}
-
-TEST(StagesTest, ARankThatLeavesIsNamedByAll) {
-  for (int stage : {0, 1, 2, 3}) {
-    Job job;
-    job.world = 3;
-    job.options = AtStage(job.options, stage);
-    ExpectALeaverIsNamedByAll(job, 1);
   }
 }
 

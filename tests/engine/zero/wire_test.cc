@@ -37,6 +37,12 @@ void ExpectCountedIsFormula(Job job) {
                                   rank.reduce->received_bytes() +
                                   rank.across->received_bytes();
           EXPECT_GT(counted, 0);
+          if (step == 1) {
+            EXPECT_EQ(WireOf(rank),
+                      CountWire(plan, rig->schedule(), rank.rank()));
+            EXPECT_EQ(WireOf(rank).reduced,
+                      FormulaWire(plan, kMicroSteps, rank.rank()).reduced);
+          }
           EXPECT_EQ(
               counted,
               step * CountWire(plan, rig->schedule(), rank.rank()).received);
