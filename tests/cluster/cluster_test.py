@@ -390,7 +390,7 @@ class FaultsTest(HostsTest):
         self.assertEqual(self.summary()["parameters_hash"],
                          self.summary("threads")["parameters_hash"])
 
-    def test_a_killed_process(self):
+    def test_a_killed_process_is_named_and_the_run_goes_on(self):
         def fault():
             run = self.mpirun("--max-restarts", "1", "run.json", *self.steps)
             self.wait_for_steps(25)
@@ -406,7 +406,7 @@ class FaultsTest(HostsTest):
             return outcome
         self.repeat(fault)
 
-    def test_all_processes_of_a_host_killed(self):
+    def test_a_job_goes_on_after_all_processes_of_a_host_were_killed(self):
         def fault():
             job = self.sbatch(JOBS + "/slurm.sbatch", "run.json", *self.steps)
             self.wait_for_steps(25)
@@ -427,7 +427,7 @@ class FaultsTest(HostsTest):
             return outcome
         self.repeat(fault)
 
-    def test_a_cable_taken_out(self):
+    def test_a_host_without_its_cable_is_named_and_the_other_goes_on(self):
         def fault():
             run = self.mpirun("--max-restarts", "1", "--elastic", "1:2",
                               "run.json", *self.steps)
@@ -450,7 +450,7 @@ class FaultsTest(HostsTest):
             return outcome
         self.repeat(fault)
 
-    def test_a_slow_host(self):
+    def test_a_slow_host_is_named(self):
         def fault():
             run = self.mpirun("run.json", *self.steps, "--inject-fault",
                               "1:3:slow=10")
@@ -483,7 +483,7 @@ class FaultsTest(HostsTest):
             return Outcome(time.monotonic() - begin, 0, "no rank is named")
         self.repeat(fault)
 
-    def test_a_full_disk(self):
+    def test_a_full_disk_costs_a_checkpoint_and_is_named(self):
         # A file size limit stands in for one, in mid-run and on this host.
         script = self.path("zero")
         with open(script, "w") as file:

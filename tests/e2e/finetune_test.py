@@ -192,16 +192,16 @@ class TransformersSamplesTest(RunsTest):
         self.assertEqual(json.loads(self.run_ok(PYTHON, "-c", script)),
                          [12, "float32", True])
 
-    def test_gpt2(self):
+    def test_gpt2_has_the_losses_and_texts_of_transformers(self):
         self.check("gpt2", "gpt2", "transformer.wte.weight")
 
-    def test_llama(self):
+    def test_llama_has_the_losses_and_texts_of_transformers(self):
         self.check("llama", "llama3", "model.embed_tokens.weight")
 
-    def test_qwen2(self):
+    def test_qwen2_has_the_losses_and_texts_of_transformers(self):
         self.check("qwen2", "qwen2", "model.embed_tokens.weight")
 
-    def test_qwen3(self):
+    def test_qwen3_has_the_losses_and_texts_of_transformers(self):
         self.check("qwen3", "qwen2", "model.embed_tokens.weight")
 
 

@@ -456,7 +456,7 @@ class BrowserTest(PageTestCase):
                 self.assertAlmostEqual(a, b, delta=PIXEL)
             self.assertIn("measured", self.text())
 
-    def test_smoothing_and_a_log_scale(self):
+    def test_smoothing_and_a_log_scale_change_the_curves(self):
         self.ok("report", "b", "--html", "smooth.html")
         raw = self.open("smooth.html", width=1280)["Loss"]["sets"][0]["places"]
         self.browser.run("""

@@ -72,7 +72,7 @@ class TokenizersTest(unittest.TestCase):
         return [e.ids for e in tokenizer.encode_batch_fast(
             texts, add_special_tokens=False)]
 
-    def test_random_strings(self):
+    def test_random_strings_have_the_tokens_of_the_package(self):
         rng = random.Random(5)
         for name, tokenizer in self.zoo.items():
             with self.subTest(tokenizer=name):
@@ -102,7 +102,7 @@ class TokenizersTest(unittest.TestCase):
                 self.assertTrue(want == self.tokenize(
                     tokenizer, text.encode(), "--threads", "3"))
 
-    def test_bytes_that_are_no_utf8(self):
+    def test_bytes_that_are_no_utf8_are_replaced(self):
         rng = random.Random(7)
         text = b"start " + b"".join(
             rng.choice((b"\xff", b"\xc3", b"\xe2\x82", b"\xed\xa0\x80", b"ok ",

@@ -68,16 +68,16 @@ class TransformersTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
 
-    def test_gpt2(self):
+    def test_gpt2_has_the_losses_of_transformers(self):
         self.check("gpt2")
 
-    def test_llama(self):
+    def test_llama_has_the_losses_of_transformers(self):
         self.check("llama")
 
-    def test_qwen2(self):
+    def test_qwen2_has_the_losses_of_transformers(self):
         self.check("qwen2")
 
-    def test_qwen3(self):
+    def test_qwen3_has_the_losses_of_transformers(self):
         self.check("qwen3")
 
 

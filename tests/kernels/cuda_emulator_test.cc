@@ -196,7 +196,7 @@ TEST_F(CudaEmulatorDeathTest, BarrierThatPartOfABlockNeverReaches) {
   }
 }
 
-TEST_F(CudaEmulatorDeathTest, LaneAtABarrierWhileOthersShuffle) {
+TEST_F(CudaEmulatorDeathTest, ALaneAtABarrierWhileOthersShuffleIsSeen) {
   DeviceArray<int> out(1);
   EXPECT_DEATH(Launch(BarrierAgainstShuffle, 1, 32, 0, nullptr, out.begin()),
                "deadlock: lane [0-9]+ waits at .* for the lanes of mask "

@@ -285,7 +285,7 @@ struct Size {
 };
 const Size kSizes[] = {{1, 1}, {1, 33}, {31, 1}, {33, 31}, {3, 1023}};
 
-TEST_F(GradientTest, LinearWithBiasAndResidual) {
+TEST_F(GradientTest, LinearWithBiasAndResidualIsThatOfDifferences) {
   for (const auto& [m, c] : kSizes) {
     SCOPED_TRACE(testing::Message() << m << " x " << c);
     for (int64_t n : {1, 33}) {
@@ -303,7 +303,7 @@ TEST_F(GradientTest, LinearWithBiasAndResidual) {
   }
 }
 
-TEST_F(GradientTest, GeluMlpOfBothKinds) {
+TEST_F(GradientTest, GeluMlpOfBothKindsIsThatOfDifferences) {
   for (const auto& [m, c] : {Size{1, 1}, {31, 33}, {33, 31}}) {
     SCOPED_TRACE(testing::Message() << m << " x " << c);
     const int64_t f = 2 * c + 1;
@@ -334,7 +334,7 @@ TEST_F(GradientTest, TheResidualOfGeluMlpMayBeItsInput) {
       {{7, 31}}, {{33, 31}, {31, 33}});
 }
 
-TEST_F(GradientTest, Swiglu) {
+TEST_F(GradientTest, SwigluIsThatOfDifferences) {
   for (const auto& [m, f] : kSizes) {
     SCOPED_TRACE(testing::Message() << m << " x " << f);
     Check([](Context& ctx, const auto& in,
@@ -350,7 +350,7 @@ NormWeights RmsNormOf(const std::vector<Weight>& w) {
   return {NormKind::kRmsNorm, &w[0], nullptr, 1e-6f};
 }
 
-TEST_F(GradientTest, NormOfBothKinds) {
+TEST_F(GradientTest, NormOfBothKindsIsThatOfDifferences) {
   for (const auto& [m, c] : kSizes) {
     SCOPED_TRACE(testing::Message() << m << " x " << c);
     Check(
@@ -429,7 +429,7 @@ TEST_F(GradientTest, AddNormWithBothOutputsOrOne) {
   }
 }
 
-TEST_F(GradientTest, EmbeddingWithAndWithoutPositions) {
+TEST_F(GradientTest, EmbeddingWithAndWithoutPositionsIsThatOfDifferences) {
   struct Case {
     int64_t batch, length, vocab, channels;
   };
@@ -460,7 +460,7 @@ class AttentionGradientTest
     : public GradientTest,
       public testing::WithParamInterface<AttentionCase> {};
 
-TEST_P(AttentionGradientTest, SelfAttention) {
+TEST_P(AttentionGradientTest, SelfAttentionIsThatOfDifferences) {
   const AttentionCase& c = GetParam();
   SetBatch(c.batch, c.length, /*vocab=*/5);
   if (c.packed) PackBatch();
@@ -560,7 +560,7 @@ TEST_F(GradientTest, DropoutIsLinearInItsInput) {
   }
 }
 
-TEST_F(GradientTest, AddAndAVarUsedTwice) {
+TEST_F(GradientTest, AddAndAVarUsedTwiceIsThatOfDifferences) {
   Check(
       [](Context& ctx, const auto& in, const auto&) -> std::vector<Var> {
         return {Add(ctx, in[0], in[1])};
@@ -583,7 +583,7 @@ TEST_F(GradientTest, AddAndAVarUsedTwice) {
       {{31, 33}}, {{33, 33}, {33}});
 }
 
-TEST_F(GradientTest, AWeightUsedTwice) {
+TEST_F(GradientTest, AWeightUsedTwiceIsThatOfDifferences) {
   Check(
       [](Context& ctx, const auto& in, const auto& w) -> std::vector<Var> {
         return {Linear(ctx, Linear(ctx, in[0], w[0], &w[1]), w[0], &w[1])};
@@ -591,7 +591,7 @@ TEST_F(GradientTest, AWeightUsedTwice) {
       {{7, 31}}, {{31, 31}, {31}});
 }
 
-TEST_F(GradientTest, LinearCrossEntropyWithIgnoredTargets) {
+TEST_F(GradientTest, LinearCrossEntropyWithIgnoredTargetsIsThatOfDifferences) {
   struct Case {
     int64_t rows, channels, vocab, table;
   };

@@ -15,7 +15,7 @@ TEST(EditDistanceTest, CountsInsertionsDeletionsAndReplacements) {
   EXPECT_EQ(EditDistance("sitting", "kitten"), 3);
 }
 
-TEST(NearestNamesTest, NearestFirstAndStrangersLeftOut) {
+TEST(NearestNamesTest, TheNearestIsFirstAndStrangersAreLeftOut) {
   EXPECT_THAT(
       NearestNames("trian.bin", {"val.bin", "train.bin", "qqqqqqqqqqqq"}, 3),
       ElementsAre("train.bin", "val.bin"));

@@ -104,7 +104,7 @@ TEST_F(CommunicatorTest, ARootSendsOrReceivesForAll) {
   EXPECT_EQ(SentBytes(comm_.last, 0, 1), 0);
 }
 
-TEST_F(CommunicatorDeathTest, SizesThatTheWorldDoesNotDivide) {
+TEST_F(CommunicatorDeathTest, TheWorldMustDivideSizes) {
   EXPECT_DEATH(comm_.AllGather(*stream_, "wte", DType::kF32,
                                {{data_, other_, 8}, {data_, other_, 30}}),
                "all_gather \"wte\": segment 1 has 30 elements, want a multiple "
@@ -117,7 +117,7 @@ TEST_F(CommunicatorDeathTest, SizesThatTheWorldDoesNotDivide) {
       "-1");
 }
 
-TEST_F(CommunicatorDeathTest, MissingMemory) {
+TEST_F(CommunicatorDeathTest, MissingMemoryIsACallerMistake) {
   EXPECT_DEATH(
       comm_.AllGather(*stream_, "wte", DType::kF32, {{nullptr, other_, 8}}),
       "segment 0 of 8 elements sends from null");
@@ -126,7 +126,7 @@ TEST_F(CommunicatorDeathTest, MissingMemory) {
       "segment 0 of 8 elements receives at null");
 }
 
-TEST_F(CommunicatorDeathTest, MemoryThatOverlapsOtherwiseThanInPlace) {
+TEST_F(CommunicatorDeathTest, MemoryMayOverlapOnlyInPlace) {
   EXPECT_DEATH(
       comm_.AllGather(*stream_, "wte", DType::kF32, {{data_, data_, 8}}),
       "send overlaps recv, want rank 1's own piece");
@@ -138,7 +138,7 @@ TEST_F(CommunicatorDeathTest, MemoryThatOverlapsOtherwiseThanInPlace) {
                "nothing to accumulate into");
 }
 
-TEST_F(CommunicatorDeathTest, DtypesThatDoNotReduceAndRootsThatAreNot) {
+TEST_F(CommunicatorDeathTest, DtypesMustReduceAndRootsMustBeRanks) {
   EXPECT_DEATH(comm_.ReduceScatter(*stream_, "wte", DType::kI32, false,
                                    {{data_, other_, 8}}),
                "reduce_scatter \"wte\": int32, want fp32, bf16, fp16 or fp64");

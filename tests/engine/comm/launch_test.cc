@@ -134,7 +134,7 @@ TEST(LaunchTest, ReadsTheVariablesOfASlurmStep) {
   EXPECT_EQ(it.world_name, "SLURM_STEP_NUM_TASKS");
 }
 
-TEST(LaunchTest, TheFirstNodeOfAList) {
+TEST(LaunchTest, TheStoreIsOnTheFirstNodeOfAList) {
   const auto host = [](const std::string& list) {
     return (**Read(With(kSlurm, "SLURM_STEP_NODELIST", list))).store->host;
   };

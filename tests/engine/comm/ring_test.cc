@@ -190,7 +190,7 @@ TEST(RingTest, TheWireIsThatOfDirectButForSumsOfNarrowData) {
   }
 }
 
-TEST(RingDeathTest, WithoutStagingMemory) {
+TEST(RingDeathTest, MissingStagingMemoryIsACallerMistake) {
   const auto device = MakeCpuDevice(1);
   const auto stream = device->MakeStream(StreamRole::kCompute);
   const auto comm = Ring(3)->Connect(0, "reduce");

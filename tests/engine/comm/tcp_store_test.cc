@@ -151,14 +151,14 @@ TEST(TcpStoreTest, NobodyListens) {
                    "own?"));
 }
 
-TEST(TcpStoreTest, NoSuchHost) {
+TEST(TcpStoreTest, AnUnknownHostIsNamed) {
   const auto store = TcpStore::Connect({"no.such.host.invalid", 1}, 1, 2,
                                        absl::Milliseconds(50));
   EXPECT_THAT(std::string(store.status().message()),
               HasSubstr("could not reach rank 0 at no.such.host.invalid:1"));
 }
 
-TEST(TcpStoreTest, APortThatIsTaken) {
+TEST(TcpStoreTest, APortThatIsTakenIsNamed) {
   const auto server = Server(2);
   const auto second = TcpStoreServer::Listen({kHost, server->port()}, 2);
   EXPECT_TRUE(absl::IsUnavailable(second.status()));
@@ -395,7 +395,7 @@ TEST(TcpStoreTest, WithoutRankZeroAllOthersEnd) {
             (std::vector<int>{256 + SIGKILL, 0, 0}));
 }
 
-TEST(MemoryStoreTest, IsAStore) {
+TEST(MemoryStoreTest, TheFirstPutFirstCountsAndPutReplaces) {
   MemoryStore store;
   EXPECT_FALSE((*store.Get("key")).has_value());
   EXPECT_EQ(*store.PutFirst("key", "a"), "a");

@@ -47,14 +47,14 @@ TEST(ElasticBatchTest, NoBatchIsAboveTheLargest) {
   EXPECT_EQ(ChooseElasticBatch(Config(32, {1, 2, 3, 7})).train_batch_size, 24);
 }
 
-TEST(ElasticBatchTest, OfEqualBatchesTheLargerOrTheSmaller) {
+TEST(ElasticBatchTest, OfEqualBatchesTheLargerOrTheSmallerIsTaken) {
   ElasticityConfig config = Config(9, {2, 3});
   EXPECT_EQ(ChooseElasticBatch(config).train_batch_size, 8);
   config.prefer_larger_batch = false;
   EXPECT_EQ(ChooseElasticBatch(config).train_batch_size, 6);
 }
 
-TEST(ElasticBatchTest, TheLargestMicroBatchThatDividesTheShare) {
+TEST(ElasticBatchTest, TheLargestMicroBatchThatDividesTheShareIsTaken) {
   EXPECT_EQ(ElasticMicroBatch({1, 2, 3, 7}, 6), 3);
   EXPECT_EQ(ElasticMicroBatch({4, 6}, 9), 0);
 }

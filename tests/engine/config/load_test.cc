@@ -18,7 +18,7 @@ namespace {
 
 // ---- Ten wrong configs: the errors that you would like to get -------------
 
-TEST(TenWrongConfigsTest, ATypo) {
+TEST(TenWrongConfigsTest, AMisspelledKeyNamesTheRightOne) {
   EXPECT_EQ(ErrorOfText(R"({
   "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
   "training": {"steps": 20},
@@ -28,7 +28,7 @@ TEST(TenWrongConfigsTest, ATypo) {
             "\"train_batch_size\"?");
 }
 
-TEST(TenWrongConfigsTest, AWrongType) {
+TEST(TenWrongConfigsTest, AStringForANumberIsRefused) {
   EXPECT_EQ(ErrorOfText(R"({
   "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
   "training": {"steps": "20"},
@@ -38,7 +38,7 @@ TEST(TenWrongConfigsTest, AWrongType) {
             "number in [1, 1000000000000]");
 }
 
-TEST(TenWrongConfigsTest, BatchArithmetic) {
+TEST(TenWrongConfigsTest, BatchSizesMustMultiply) {
   EXPECT_EQ(ErrorOfText(R"({
   "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
   "training": {"steps": 20},
@@ -52,7 +52,7 @@ TEST(TenWrongConfigsTest, BatchArithmetic) {
             "or delete one of the three");
 }
 
-TEST(TenWrongConfigsTest, AnUnknownModel) {
+TEST(TenWrongConfigsTest, AnUnknownModelIsRefused) {
   EXPECT_EQ(ErrorOfText(R"({
   "model": {"model_type": "gtp2", "n_embd": 64, "n_layer": 2, "n_head": 4},
   "training": {"steps": 20},
@@ -62,7 +62,7 @@ TEST(TenWrongConfigsTest, AnUnknownModel) {
             "llama, qwen2, qwen3; did you mean \"gpt2\"?");
 }
 
-TEST(TenWrongConfigsTest, AMissingFile) {
+TEST(TenWrongConfigsTest, AMissingFileIsNamed) {
   LoadOptions options;
   EXPECT_EQ(LoadConfig("configs/quickstrat.json", options).status().code(),
             absl::StatusCode::kNotFound);
@@ -72,7 +72,7 @@ TEST(TenWrongConfigsTest, AMissingFile) {
       "neither from the current folder nor from configs/");
 }
 
-TEST(TenWrongConfigsTest, ADuplicateKey) {
+TEST(TenWrongConfigsTest, AKeyStandsOnce) {
   EXPECT_EQ(ErrorOfText(R"({
   "optimizer": {"params": {"lr": 1e-3}},
   "training": {"steps": 20},
@@ -82,21 +82,21 @@ TEST(TenWrongConfigsTest, ADuplicateKey) {
             "one");
 }
 
-TEST(TenWrongConfigsTest, StageSeven) {
+TEST(TenWrongConfigsTest, StageSevenIsRefused) {
   EXPECT_EQ(ErrorOfText(R"({
   "zero_optimization": {"stage": 7}
 })"),
             "run.json:2:34: zero_optimization.stage: 7 is not in [0, 3]");
 }
 
-TEST(TenWrongConfigsTest, ANegativeLearningRate) {
+TEST(TenWrongConfigsTest, ANegativeLearningRateIsRefused) {
   EXPECT_EQ(ErrorOfText(R"({
   "optimizer": {"type": "AdamW", "params": {"lr": -0.001}}
 })"),
             "run.json:2:51: optimizer.params.lr: -0.001 is not > 0");
 }
 
-TEST(TenWrongConfigsTest, ADeepSpeedKeyThatDoesNotApply) {
+TEST(TenWrongConfigsTest, ADeepSpeedKeyThatDoesNotApplyIsRefused) {
   EXPECT_EQ(ErrorOfText(R"({
   "amp": {"enabled": true, "opt_level": "O2"}
 })"),
@@ -104,7 +104,7 @@ TEST(TenWrongConfigsTest, ADeepSpeedKeyThatDoesNotApply) {
             "write bf16 or fp16; enabled: false is accepted");
 }
 
-TEST(TenWrongConfigsTest, TruncatedJson) {
+TEST(TenWrongConfigsTest, TruncatedJsonNamesItsEnd) {
   EXPECT_EQ(ErrorOfText(R"({
   "training": {"steps": 20)"),
             "run.json:2:27: training: the text ends inside the object that "
@@ -916,13 +916,13 @@ TEST(SetTest, ErrorsNameTheOverride) {
 
 // ---- Contradictions -------------------------------------------------------
 
-TEST(ContradictionTest, TwoPrecisions) {
+TEST(ContradictionTest, TwoPrecisionsAreRefused) {
   EXPECT_EQ(ErrorOfSmall({"bf16.enabled=true", "fp16.enabled=true"}),
             "--set fp16.enabled: true, and so is bf16.enabled (--set "
             "bf16.enabled); choose one");
 }
 
-TEST(ContradictionTest, GroupsThatDoNotFit) {
+TEST(ContradictionTest, GroupsMustFitTheRanks) {
   const std::string size = "zero_optimization.mics_shard_size";
   const std::string stage_2 = "zero_optimization.stage=2";
   EXPECT_EQ(ErrorOfSmall({size + "=2"}, 4),
@@ -1008,7 +1008,7 @@ TEST(LoadTest, GroupsThatAreHosts) {
   EXPECT_TRUE(LoadSmall({size + "=null", stage}, 4, 2)->notes.empty());
 }
 
-TEST(ContradictionTest, AServerThatWouldShard) {
+TEST(ContradictionTest, AServerMustNotShard) {
   const std::string server = "communication.algorithm=parameter_server";
   for (int stage : {1, 2, 3}) {
     EXPECT_EQ(
@@ -1035,7 +1035,7 @@ TEST(ContradictionTest, AServerThatWouldShard) {
   }
 }
 
-TEST(ContradictionTest, AFactorThatNamesRanksThatAreNotSlow) {
+TEST(ContradictionTest, AFactorMustNotNameRanksThatAreNotSlow) {
   for (const char* factor : {"0.5", "1.0"}) {
     EXPECT_EQ(
         ErrorOfSmall({absl::StrCat("communication.straggler_factor=", factor)}),
@@ -1047,7 +1047,7 @@ TEST(ContradictionTest, AFactorThatNamesRanksThatAreNotSlow) {
   EXPECT_TRUE(LoadSmall({"communication.straggler_factor=1.1"}).ok());
 }
 
-TEST(ContradictionTest, HostsThatAreNotAlike) {
+TEST(ContradictionTest, HostsMustBeAlike) {
   const std::string hosts = "communication.algorithm=hierarchical";
   EXPECT_EQ(ErrorOfSmall({hosts, "communication.ranks_per_host=3"}, 4),
             "--set communication.ranks_per_host: 3 does not divide the 4 "
@@ -1055,7 +1055,7 @@ TEST(ContradictionTest, HostsThatAreNotAlike) {
   EXPECT_TRUE(LoadSmall({hosts, "communication.ranks_per_host=2"}, 4).ok());
 }
 
-TEST(ContradictionTest, WhatBackendsDecideThemselves) {
+TEST(ContradictionTest, WhatABackendDecidesItselfIsRefused) {
   const std::string nccl = "communication.backend=nccl";
   EXPECT_EQ(ErrorOfSmall({nccl, "communication.algorithm=hierarchical"}, 4),
             "--set communication.backend: \"nccl\" knows the hosts itself, but "
@@ -1088,7 +1088,7 @@ TEST(ContradictionTest, WhatBackendsDecideThemselves) {
   }
 }
 
-TEST(ContradictionTest, StepsAndEpochs) {
+TEST(ContradictionTest, StepsExcludeEpochs) {
   EXPECT_EQ(ErrorOfSmall({"training.epochs=2"}),
             "--set training.epochs: training.steps (line 4) also says how "
             "long; delete one, or set it to \"auto\"");
@@ -1097,7 +1097,7 @@ TEST(ContradictionTest, StepsAndEpochs) {
             "training.epochs");
 }
 
-TEST(ContradictionTest, TwoWarmUps) {
+TEST(ContradictionTest, TwoWarmUpsAreRefused) {
   EXPECT_EQ(
       ErrorOfSmall({"lr_scaling.base_batch_size=4", "scheduler.type=WarmupLR",
                     "scheduler.params.warmup_num_steps=10"}),
@@ -1110,7 +1110,7 @@ TEST(ContradictionTest, TwoWarmUps) {
       "sets its own rates; delete it or lr_scaling");
 }
 
-TEST(ContradictionTest, LrScalingWithinItself) {
+TEST(ContradictionTest, LrScalingMustNotContradictItself) {
   EXPECT_EQ(ErrorOfSmall({"lr_scaling.rule=linear"}),
             "--set lr_scaling.rule: lr_scaling.base_batch_size: missing; "
             "want the batch size for which optimizer.params.lr was chosen");
@@ -1129,7 +1129,7 @@ TEST(ContradictionTest, LrScalingWithinItself) {
       "lr_scaling.warmup_steps) says it too; delete one");
 }
 
-TEST(ContradictionTest, HeadsThatDoNotDivide) {
+TEST(ContradictionTest, HeadsMustDivide) {
   EXPECT_EQ(ErrorOfSmall({"model.n_head=5"}),
             "--set model.n_head: 5 does not divide model.n_embd (line 2) = "
             "64");
@@ -1145,7 +1145,7 @@ TEST(ContradictionTest, HeadsThatDoNotDivide) {
       "--set model.head_dim: 7 is odd; rotary embeddings rotate pairs");
 }
 
-TEST(ContradictionTest, KeysOfAnotherFamilyOptimizerOrScheduler) {
+TEST(ContradictionTest, KeysOfAnotherFamilyOptimizerOrSchedulerAreRefused) {
   EXPECT_EQ(ErrorOfSmall({"model.hidden_size=64"}),
             "--set model.hidden_size: a gpt2 model calls this \"n_embd\"");
   EXPECT_EQ(ErrorOfSmall({"model.rope_theta=1e4"}),
@@ -1164,14 +1164,14 @@ TEST(ContradictionTest, KeysOfAnotherFamilyOptimizerOrScheduler) {
             "\"hidden_size\"");
 }
 
-TEST(ContradictionTest, MoreTokensThanPositions) {
+TEST(ContradictionTest, MoreTokensThanPositionsAreRefused) {
   EXPECT_EQ(ErrorOfSmall({"model.n_positions=16"}),
             "run.json:3:52: data.sequence_length: 32 is more than "
             "model.n_positions (--set model.n_positions) = 16; the model has "
             "no more positions");
 }
 
-TEST(ContradictionTest, ValidationThatIsNotThere) {
+TEST(ContradictionTest, ValidationThatIsNotThereIsRefused) {
   EXPECT_EQ(ErrorOfSmall({"training.eval_every=5"}),
             "--set training.eval_every: there is no validation data; want "
             "data.validation or data.validation_fraction");
@@ -1215,7 +1215,7 @@ TEST(LoadTest, OthersNamesOfAValueGetOurs) {
   }
 }
 
-TEST(ContradictionTest, AVocabularyTooSmallForBytes) {
+TEST(ContradictionTest, AVocabularyTooSmallForBytesIsRefused) {
   EXPECT_EQ(ErrorOfSmall({"model.vocab_size=256"}),
             "--set model.vocab_size: 256 is too few for data.tokenizer "
             "\"bytes\", want >= 257");
@@ -1224,7 +1224,7 @@ TEST(ContradictionTest, AVocabularyTooSmallForBytes) {
             "ids of the tokenizer that made the token files");
 }
 
-TEST(ContradictionTest, DocumentsWithoutATokenBetweenThem) {
+TEST(ContradictionTest, DocumentsWantATokenBetweenThem) {
   const std::vector<std::string> tokens = {"data.train=a.bin",
                                            "model.vocab_size=300",
                                            "data.reset_attention_mask=true"};

@@ -44,20 +44,20 @@ std::vector<std::string> Words(const std::vector<SplitStage>& stages,
 }
 
 // The results of the package `tokenizers` 0.23.3, here and in the next tests.
-TEST(SplitterTest, Gpt2) {
+TEST(SplitterTest, Gpt2SplitsIntoTheseWords) {
   EXPECT_THAT(Words({Stage(kGpt2)}, "I'm  2024's\n\n  caf\u00e9!\t"),
               ElementsAre("I", "'m", " ", " 2024", "'s", "\n\n ", " caf\u00e9",
                           "!", "\t"));
 }
 
-TEST(SplitterTest, Llama3) {
+TEST(SplitterTest, Llama3SplitsIntoTheseWords) {
   EXPECT_THAT(
       Words({Stage(kLlama3)}, "I'M  20245's\n\n  caf\u00e9!\n\n\tx = 1;\n"),
       ElementsAre("I", "'M", " ", " ", "202", "45", "'s", "\n\n", " ",
                   " caf\u00e9", "!\n\n", "\tx", " =", " ", "1", ";\n"));
 }
 
-TEST(SplitterTest, Qwen2) {
+TEST(SplitterTest, Qwen2SplitsIntoTheseWords) {
   EXPECT_THAT(Words({Stage(kQwen2)}, "(2024)\r\n\u6a21\u578b\u3002 x"),
               ElementsAre("(", "2", "0", "2", "4", ")\r\n", "\u6a21\u578b",
                           "\u3002", " x"));

@@ -197,12 +197,12 @@ class ResumeTest : public testing::Test {
   TempDir dir_;
 };
 
-TEST_F(ResumeTest, Fp32) {
+TEST_F(ResumeTest, Fp32GoesOnToTheSameBits) {
   // The first and the last step of an epoch, and one within each.
   ExpectEveryResumeIsTheSame({}, {1, 5, 9, 11});
 }
 
-TEST_F(ResumeTest, Bf16WithRecompute) {
+TEST_F(ResumeTest, Bf16WithRecomputeGoesOnToTheSameBits) {
   ExpectEveryResumeIsTheSame({.overrides = {"bf16.enabled=true",
                                             "activation_checkpointing.enabled="
                                             "true"}},
@@ -211,7 +211,7 @@ TEST_F(ResumeTest, Bf16WithRecompute) {
 
 // The parameters' own bits are kept: rounding the masters again would give
 // others.
-TEST_F(ResumeTest, Bf16RoundedStochastically) {
+TEST_F(ResumeTest, Bf16RoundedStochasticallyGoesOnToTheSameBits) {
   ExpectEveryResumeIsTheSame(
       {.overrides = {"bf16.enabled=true",
                      "data_types.stochastic_rounding=true"},
@@ -221,7 +221,7 @@ TEST_F(ResumeTest, Bf16RoundedStochastically) {
 
 // Right before, within and after a streak of skips that lowers the scale, and
 // within the window that raises it again.
-TEST_F(ResumeTest, Fp16BesideSkippedSteps) {
+TEST_F(ResumeTest, Fp16GoesOnToTheSameBitsBesideSkippedSteps) {
   const Job job = {
       .overrides = {"fp16={\"enabled\": true, \"initial_scale_power\": 8, "
                     "\"loss_scale_window\": 3}"},
@@ -234,7 +234,7 @@ TEST_F(ResumeTest, Fp16BesideSkippedSteps) {
   ExpectEveryResumeIsTheSame(job, {2, 3, 5, 7});
 }
 
-TEST_F(ResumeTest, OtherOptimizers) {
+TEST_F(ResumeTest, OtherOptimizersGoOnToTheSameBits) {
   for (const char* optimizer :
        {"{\"type\": \"SGD\", \"params\": {\"lr\": 0.1, \"momentum\": "
         "0.9}}",

@@ -176,7 +176,7 @@ TEST(PlanTest, AUnitsLayoutDependsOnNothingElse) {
   }
 }
 
-TEST(PlanTest, CountsByValue) {
+TEST(PlanTest, UnitsArePaddedToTheseCounts) {
   const Plan plan =
       MakePlan({Unit("a", {{5, 13}, {3}}), Unit("b", {}), Unit("c", {{1}})},
                {.world = 3});
@@ -285,7 +285,7 @@ TEST(PlanDeathTest, AServerInGroupsOrAtAStageIsACallerMistake) {
 
 // Rank 5 of two groups of four: neighbours share the states, every fourth
 // rank has the same pieces.
-TEST(PlanTest, TheMeshByValue) {
+TEST(PlanTest, TheMeshHasTheseAxes) {
   const Plan plan = MakePlan(
       OddUnits(), {.world = 8, .shards = 4, .placement = PlacementOfStage(3)});
   EXPECT_EQ(plan.shard.name, "shard");
@@ -298,7 +298,7 @@ TEST(PlanTest, TheMeshByValue) {
 
 // 192 elements of two ranks each: the sums of stage 0 return to all ranks,
 // those of stage 2's groups between the groups.
-TEST(PlanTest, TransfersByValue) {
+TEST(PlanTest, BucketsHaveTheseTransfers) {
   using Kind = Transfer::Kind;
   const auto kinds = [](const std::vector<Transfer>& transfers) {
     std::vector<Kind> kinds;
@@ -436,7 +436,7 @@ TEST(PlanDeathTest, AWorldWithoutRanksIsACallerMistake) {
   EXPECT_DEATH(MakePlan(OddUnits(), {.world = 0}), "0 against 1");
 }
 
-TEST(ScheduleTest, ByValue) {
+TEST(ScheduleTest, OneRankDoesTheseActions) {
   const Plan plan = MakePlan(
       {Unit("embedding", {{5}}), Unit("block", {{5}}), Unit("head", {{5}})},
       {.world = 1});
@@ -759,7 +759,7 @@ TEST(ScheduleTest, GroupsReduceAcrossInTheLastMicroStep) {
   }
 }
 
-TEST(ScheduleTest, TheWireOfGroupsByValue) {
+TEST(ScheduleTest, GroupsSendTheseBytes) {
   // 768 elements each: 384 per rank of two, cut in two again for the groups.
   const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
                                        Unit("block", {{700}}),
@@ -806,7 +806,7 @@ TEST(ScheduleTest, TheWireOfGroupsByValue) {
 }
 
 // A rank of four sends its own piece and two of running sums, in fp32.
-TEST(ScheduleTest, TheWireOfARingByValue) {
+TEST(ScheduleTest, ARingSendsTheseBytes) {
   const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
                                        Unit("head", {{700}})};
   constexpr int64_t kPsi = 2 * 768, kP = 2;
@@ -840,7 +840,7 @@ TEST(ScheduleTest, TheWireOfARingByValue) {
   EXPECT_EQ(CountWire(ring, MakeSchedule(ring, {})), direct);
 }
 
-TEST(ScheduleTest, TheWireOfAServerByValue) {
+TEST(ScheduleTest, AServerSendsTheseBytes) {
   const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
                                        Unit("head", {{700}})};
   constexpr int64_t kP = 2, kR = 4, kPsi = 2 * 768;
