@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -248,13 +247,11 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
                                          to.bytes());
                    });
   };
-  // Of one segment with its weights, if they are on a disk.
+  // Of one segment with its weights, if they are on a disk: sorted by segment.
   const auto of_segment = [&](const SegmentRef& segment) {
-    std::vector<KeptPiece> pieces;
-    std::copy_if(
-        owned.begin(), owned.end(), std::back_inserter(pieces),
-        [&](const KeptPiece& piece) { return piece.segment == segment; });
-    ForEachKept(pieces, fill_rest);
+    const auto found =
+        std::ranges::equal_range(owned, segment, IsBefore, &KeptPiece::segment);
+    ForEachKept({found.begin(), found.end()}, fill_rest);
   };
   const bool on_disk = plan_->UsesDisk();
   states_->Fill(StatePart::kOwned,
