@@ -22,6 +22,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/print.h"
 #include "engine/train/run_manifest.h"
+#include "engine/train/trained_model.h"
 #include "engine/zero/rank_numbers.h"
 #include "nlohmann/json.hpp"
 
@@ -112,16 +113,6 @@ absl::StatusOr<std::vector<std::string>> LinesUntil(const std::string& path,
   return lines;
 }
 
-// Whether final/ has the weights of a run that was interrupted, by the summary
-// that the last run wrote.
-bool FinalIsInterrupted(const std::string& out_dir) {
-  const auto text = ReadFile(out_dir + "/summary.json");
-  const Json json = Json::parse(text.ok() ? *text : "", /*cb=*/nullptr,
-                                /*allow_exceptions=*/false);
-  return json.is_object() && json.value("interrupted", Json()) == true &&
-         json.value("weights", Json()) == "final";
-}
-
 }  // namespace
 
 int64_t CheckpointsAtOnce(const TrainingConfig& training) {
@@ -209,8 +200,10 @@ absl::Status RunFolder::Begin(int64_t step, int64_t last_eval) {
   if (session_->rank().rank() > 0) return absl::OkStatus();
   const std::string& out_dir = training().out_dir;
   const std::string metrics = out_dir + "/metrics.jsonl";
-  has_final_of_whole_run_ = step == 0 && PathExists(out_dir + "/final") &&
-                            !FinalIsInterrupted(out_dir);
+  const LastRun last = ReadLastRun(out_dir);
+  const bool is_part = last.why_no_final.empty() && last.interrupted;
+  has_final_of_whole_run_ =
+      step == 0 && PathExists(out_dir + "/final") && !is_part;
   if (step == 0 && PathExists(metrics)) {  // even of a killed run
     console_->Line(
         absl::StrCat("note: this run replaces the one in ", out_dir,

@@ -7,29 +7,27 @@
 #include "nlohmann/json.hpp"
 
 namespace zero {
-namespace {
-
-// Why the last run in `out_dir` did not write final/; empty: it did.
-std::string WhyNotWritten(const std::string& out_dir) {
+LastRun ReadLastRun(const std::string& out_dir) {
   const auto text = ReadFile(out_dir + "/summary.json");
   if (!text.ok()) {
-    return absl::StrCat("still runs or was killed (", out_dir,
-                        "/summary.json does not exist)");
+    return {absl::StrCat("still runs or was killed (", out_dir,
+                         "/summary.json does not exist)")};
   }
   const auto summary = nlohmann::json::parse(*text, nullptr, false);
   if (!summary.is_object()) {
-    return absl::StrCat("left no readable ", out_dir, "/summary.json");
+    return {absl::StrCat("left no readable ", out_dir, "/summary.json")};
   }
-  const auto string_of = [&](const char* key) {
-    const auto at = summary.find(key);
-    return at != summary.end() && at->is_string() ? at->get<std::string>() : "";
+  const auto value_of = [&](const char* key) {
+    return summary.value(key, nlohmann::json());
   };
-  if (string_of("weights") == "final") return "";
-  const std::string error = string_of("error");
-  return error.empty() ? "wrote no weights" : absl::StrCat("failed: ", error);
+  LastRun run{.interrupted = value_of("interrupted") == true};
+  if (value_of("weights") == "final") return run;
+  const nlohmann::json error = value_of("error");
+  run.why_no_final = error.is_string() && error != ""
+                         ? absl::StrCat("failed: ", error.get<std::string>())
+                         : "wrote no weights";
+  return run;
 }
-
-}  // namespace
 
 absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config) {
   const std::string& out_dir = config.training.out_dir;
@@ -47,7 +45,7 @@ absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config) {
                         absl::StrCat(dir, " does not exist yet: this is ", base,
                                      ", which training starts from")};
   }
-  if (const std::string why = WhyNotWritten(out_dir); !why.empty()) {
+  if (const std::string why = ReadLastRun(out_dir).why_no_final; !why.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat(dir, " is from an earlier run: the last one ", why,
                      ". To use the earlier weights anyway, give --model ", dir,

@@ -9,6 +9,13 @@
 
 namespace zero {
 
+// The end of the last run in a folder, by its summary.json.
+struct LastRun {
+  std::string why_no_final;  // why it did not write final/; empty: it did
+  bool interrupted = false;
+};
+LastRun ReadLastRun(const std::string& out_dir);
+
 // The folder of the weights that a run of `config` ended with.
 struct TrainedModel {
   std::string dir;
