@@ -136,7 +136,7 @@ TEST(LocalTest, ReduceScatterSumsIntegersExactly) {
 }
 
 TEST(LocalTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
-  ForEachWorld([](const auto& group, StreamRole role) {
+  ForEachWorldAndAlgorithm([](const auto& group, StreamRole role) {
     const int world = group->world();
     const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const DType dtype : kFloats) {
@@ -144,9 +144,10 @@ TEST(LocalTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
           Values data = Values::Of(dtype, n * world, [&](int64_t i) {
             return Number(rank.rank, 0, i);
           });
+          Staging staging(*rank.comm, dtype, n * world);
           rank.comm->ReduceScatter(
               *rank.stream, "unit", dtype, false,
-              {{data.data(), data.at(rank.rank * n), n * world}});
+              {{data.data(), data.at(rank.rank * n), n * world}}, staging);
           rank.stream->Synchronize();
           for (int64_t i = 0; i < n * world; ++i) {
             double want = Number(rank.rank, 0, i);

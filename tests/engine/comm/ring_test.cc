@@ -26,38 +26,6 @@ std::shared_ptr<LocalGroup> Ring(int world,
       world, {.timeout = timeout, .algorithm = BulkAlgorithm::kRing});
 }
 
-TEST(RingTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
-  for (int world = 1; world <= 5; ++world) {
-    const absl::Status status =
-        RunOnGroup(Ring(world), StreamRole::kReduce, [&](auto& rank) {
-          for (const DType dtype : kFloats) {
-            constexpr int64_t kN = 1023;
-            Values data = Values::Of(dtype, kN * world, [&](int64_t i) {
-              return Number(rank.rank, 0, i);
-            });
-            Staging staging(*rank.comm, dtype, kN * world);
-            rank.comm->ReduceScatter(
-                *rank.stream, "unit", dtype, false,
-                {{data.data(), data.at(rank.rank * kN), kN * world}}, staging);
-            rank.stream->Synchronize();
-            EXPECT_EQ(data, Values::Of(dtype, kN * world,
-                                       [&](int64_t i) {
-                                         if (i / kN != rank.rank) {
-                                           return Number(rank.rank, 0, i);
-                                         }
-                                         double sum = 0;
-                                         for (int r = 0; r < world; ++r)
-                                           sum += Number(r, 0, i);
-                                         return sum;
-                                       }))
-                << world << " ranks, " << dtype;
-          }
-          return absl::OkStatus();
-        });
-    EXPECT_TRUE(status.ok()) << status;
-  }
-}
-
 // The sum of rank r's piece runs r + 1, r + 2, ..., r, in fp32 also where bf16
 // is sent, and is rounded once. A sum in rank order differs, and so does one
 // that is rounded at every rank (the controls).
