@@ -5,6 +5,7 @@ import ctypes.util
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import struct
@@ -1640,6 +1641,21 @@ class CliTest(unittest.TestCase):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130)
+
+    def test_a_limit_of_the_size_of_files_is_told(self):
+        # Enough for all but checkpoints and weights.
+        result = subprocess.run(
+            [ZERO, "train", "config.json", "--set", "training.save_every=6"],
+            cwd=self.folder, capture_output=True, text=True, timeout=120,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE,
+                                                  (100000, 100000)))
+        self.assertEqual(result.returncode, 1, result.stderr)
+        words = "raise the file size limit (ulimit -f)"
+        self.assertRegex(result.stdout,
+                         "warning: no checkpoint at step 6: .*"
+                         + re.escape(words))
+        self.assertIn(words, result.stderr)
+        self.assertIn(words, self.read_json("run/summary.json")["error"])
 
     def test_a_full_stdout_is_an_error(self):
         for args in (["models"], ["--help"], ["config", "config.json"]):

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -199,5 +200,7 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   zero::BoundSpinning(argv);
+  // A file above ulimit -f is an error of the write (EFBIG), as a full disk is.
+  std::signal(SIGXFSZ, SIG_IGN);
   return zero::Main(argc, argv);
 }
