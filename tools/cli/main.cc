@@ -34,7 +34,8 @@ int Ended(const absl::Status& status) {
 // A failed write to stdout is also an error.
 int Flushed(int code) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  std::fprintf(stderr, "zero: could not write everything to stdout\n");
+  std::fprintf(stderr, "zero: could not write everything to stdout%s\n",
+               code == 0 ? "; all else was done" : "");
   return code == 0 ? 1 : code;
 }
 
