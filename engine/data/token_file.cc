@@ -247,7 +247,9 @@ absl::Status TokenTooLarge(const TokenSource::Shard& shard, int64_t block,
       "'", shard.path, "': token ", index, " of ", shard.num_tokens, " is id ",
       MaxInShard(shard, index, 1), ", but model.vocab_size is ", vocab_size,
       "; the data belongs to another tokenizer (format read: ",
-      TokenFormatName(shard.format), ")"));
+      TokenFormatName(shard.format),
+      "): set model.vocab_size and data.tokenizer to what zero tokenize "
+      "printed for it, or tokenize for this model"));
 }
 
 }  // namespace

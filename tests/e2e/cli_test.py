@@ -1441,7 +1441,10 @@ class CliTest(unittest.TestCase):
             f.write(struct.pack("<1000H", *([5] * 900 + [300] + [5] * 99)))
         text = self.error("train", "config.json", "--set", "data.train=bad.bin")
         self.assertIn("bad.bin", text)
-        self.assertIn("300", text)
+        self.assertIn("id 300, but model.vocab_size is 257; the data belongs to "
+                      "another tokenizer (format read: raw_uint16): set "
+                      "model.vocab_size and data.tokenizer to what zero "
+                      "tokenize printed for it", text)
 
     def test_a_prompt_or_tokenizer_that_does_not_fit_is_refused(self):
         self.train("run")
