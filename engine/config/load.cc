@@ -74,15 +74,17 @@ class Loader {
 
   std::string Line(const JsonProblem& problem) const {
     const std::string& source = given_.sources[problem.place.source];
+    // The key to set; an override of its neighbour or section may have made it
+    // necessary.
+    if (absl::StartsWith(source, "--set ") && !problem.path.empty()) {
+      return absl::StrCat("--set ", problem.path, ": ", problem.message);
+    }
     std::string line = source;
     if (problem.place.source == 0) {
       absl::StrAppend(&line, ":", problem.place.line, ":",
                       problem.place.column);
     }
-    const bool same = source == absl::StrCat("--set ", problem.path);
-    if (!problem.path.empty() && !same) {
-      absl::StrAppend(&line, ": ", problem.path);
-    }
+    if (!problem.path.empty()) absl::StrAppend(&line, ": ", problem.path);
     return absl::StrCat(line, ": ", problem.message);
   }
 

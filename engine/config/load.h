@@ -2,8 +2,8 @@
 //
 // Strict everywhere. Each error is one line
 //   FILE:LINE:COLUMN: json.path: what was found, what is wanted; the remedy
-// and independent errors are reported together. `--set` replaces
-// FILE:LINE:COLUMN if an override is at fault.
+// and independent errors are reported together. If an override is at fault, the
+// line begins with `--set json.path`.
 #ifndef ZERO_ENGINE_CONFIG_LOAD_H_
 #define ZERO_ENGINE_CONFIG_LOAD_H_
 

@@ -288,9 +288,9 @@ TEST(LoadTest, ElasticErrorsNameTheRanksThatFit) {
       "--set elasticity.min_gpus: 3 is more than elasticity.max_gpus (--set "
       "elasticity.max_gpus) 2");
   EXPECT_EQ(ErrorOfSmall({"elasticity.enabled=true", "train_batch_size=auto"}),
-            "--set elasticity.enabled: elasticity.max_train_batch_size: "
+            "--set elasticity.max_train_batch_size: "
             "missing; want the most sequences of a step\n"
-            "--set elasticity.enabled: elasticity.micro_batch_sizes: missing; "
+            "--set elasticity.micro_batch_sizes: missing; "
             "want a list of what a rank may take in one pass, for example [1, "
             "2, 4]");
   EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.micro_batch_sizes=[]"}),
@@ -448,8 +448,7 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=0"}),
               testing::HasSubstr("needs zero_optimization.stage 1, 2 or 3"));
   EXPECT_EQ(ErrorOfSmall({param, zero + "stage=0"}),
-            "--set zero_optimization.offload_param: "
-            "zero_optimization.offload_param.device: \"cpu\" needs "
+            "--set zero_optimization.offload_param.device: \"cpu\" needs "
             "zero_optimization.stage 3, but zero_optimization.stage (--set "
             "zero_optimization.stage) is 0, which offloads nothing; raise it, "
             "or set the device to none");
@@ -576,8 +575,8 @@ TEST(LoadTest, StatesOnADiskWantAFolder) {
             (AioConfig{262144, 32, 2, true, false, /*checksums=*/true}));
   EXPECT_THAT(ErrorOfSmall({zero + R"(offload_optimizer={"device": "nvme"})",
                             zero + "stage=1"}),
-              testing::HasSubstr("zero_optimization.offload_optimizer.nvme_"
-                                 "path: device \"nvme\" needs a folder"));
+              testing::StartsWith("--set zero_optimization.offload_optimizer."
+                                  "nvme_path: device \"nvme\" needs a folder"));
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=3",
                             zero + R"(offload_param={"device": "nvme",
                                              "nvme_path": "/other"})"}),
@@ -623,11 +622,10 @@ TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
 })");
   EXPECT_EQ(zenflow.status().code(), absl::StatusCode::kUnimplemented);
   // Parameters of an unbuilt type are not a second error.
-  EXPECT_EQ(
-      ErrorOfSmall({R"(optimizer={"type": "OneBitAdam",
+  EXPECT_EQ(ErrorOfSmall({R"(optimizer={"type": "OneBitAdam",
                        "params": {"freeze_step": 9, "cuda_aware": false}})"}),
-      "--set optimizer: optimizer.type: \"OneBitAdam\" is not built yet: write "
-      "AdamW, Adam, SGD or Lamb");
+            "--set optimizer.type: \"OneBitAdam\" is not built yet: write "
+            "AdamW, Adam, SGD or Lamb");
 }
 
 TEST(LoadTest, ParametersOfAnUnknownTypeAreNotASecondError) {
@@ -891,7 +889,7 @@ TEST(SetTest, ErrorsNameTheOverride) {
             "--set optimizer.params.betas: the text ends inside the array "
             "that was opened at 1:1; want a closing ]");
   EXPECT_EQ(ErrorOfSmall({"optimizer={\"params\": {\"lr\": 0}}"}),
-            "--set optimizer: optimizer.params.lr: 0 is not > 0");
+            "--set optimizer.params.lr: 0 is not > 0");
   EXPECT_EQ(ErrorOfSmall({"training.steps=ten"}),
             "--set training.steps: \"ten\" is a string, want a whole number "
             "in [1, 1000000000000]");
@@ -1112,7 +1110,7 @@ TEST(ContradictionTest, TwoWarmUpsAreRefused) {
 
 TEST(ContradictionTest, LrScalingMustNotContradictItself) {
   EXPECT_EQ(ErrorOfSmall({"lr_scaling.rule=linear"}),
-            "--set lr_scaling.rule: lr_scaling.base_batch_size: missing; "
+            "--set lr_scaling.base_batch_size: missing; "
             "want the batch size for which optimizer.params.lr was chosen");
   EXPECT_EQ(
       ErrorOfSmall({"lr_scaling.rule=none", "lr_scaling.base_batch_size=4"}),
