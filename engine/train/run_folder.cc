@@ -125,6 +125,19 @@ int64_t CheckpointsAtOnce(const TrainingConfig& training) {
   return std::min(saves, training.keep_last + 1);
 }
 
+std::string NoCheckpointIn(const std::string& out_dir) {
+  const auto text = ReadFile(out_dir + "/config.json");
+  const Json config = Json::parse(text.ok() ? *text : "", /*cb=*/nullptr,
+                                  /*allow_exceptions=*/false);
+  const Json training =
+      config.is_object() ? config.value("training", Json()) : Json();
+  const bool saves_nothing = training.is_object() &&
+                             training.value("save_every", Json()) == 0 &&
+                             training.value("save_every_minutes", Json()) == 0;
+  return absl::StrCat("there is no checkpoint in ", out_dir,
+                      saves_nothing ? " (its training.save_every is 0)" : "");
+}
+
 absl::Status RunFolder::Prepare() {
   const std::string& out_dir = training().out_dir;
   ZERO_RETURN_IF_ERROR(CheckHoldsNoModel(out_dir));

@@ -22,6 +22,10 @@ namespace zero {
 // counted: their number depends on when the run is stopped.
 int64_t CheckpointsAtOnce(const TrainingConfig& training);
 
+// "there is no checkpoint in OUT_DIR", with the reason if the config of the run
+// there has it.
+std::string NoCheckpointIn(const std::string& out_dir);
+
 class RunFolder {
  public:
   // Rank 0 locks the folder and removes stale files of a crash. The other ranks

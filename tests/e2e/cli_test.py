@@ -92,10 +92,10 @@ class CliTest(unittest.TestCase):
     def test_checkpoint_commands_say_what_they_want(self):
         for args, error in (
             ((), "A subcommand is required"),
-            (("list", "none"), "'none' is not a folder"),
-            (("show", "."), "it has no checkpoint.json"),
+            (("list", "none"), "'none' does not exist; name a checkpoint"),
+            (("show", "."), "there is no checkpoint in .; name a checkpoint"),
             (("verify", "none"), "'none' does not exist; name a checkpoint"),
-            (("diff", ".", "none"), "it has no checkpoint.json"),
+            (("diff", ".", "none"), "there is no checkpoint in ."),
             (("export", "none", "out", "--dtype", "fp8"), "--dtype: fp8"),
             (("export", "none", "out"), "'none' does not exist"),
         ):
@@ -106,6 +106,22 @@ class CliTest(unittest.TestCase):
             text = self.ok("checkpoint", command, "--help")
             self.assertIn("training.out_dir", text)
             self.assertRegex(text, "Example:\n  zero checkpoint %s [a-z]" % command)
+
+    def test_a_run_without_checkpoints_is_not_called_damaged(self):
+        self.train("run", "training.steps=1")
+        for args in (("list", "run"), ("show", "run"), ("verify", "run/"),
+                     ("diff", "run", "run"), ("export", "run", "weights")):
+            result = self.zero("checkpoint", *args)
+            self.assertEqual(
+                (result.stdout, result.stderr),
+                ("", "zero: there is no checkpoint in run (its "
+                     "training.save_every is 0); the run's weights are "
+                     "run/final\n"))
+        # Only with a checkpoint's name it is one.
+        os.makedirs(self.path("step-00000002"))
+        self.assertIn("step-00000002: 'step-00000002' is not a checkpoint: it "
+                      "has no checkpoint.json",
+                      self.zero("checkpoint", "verify", "step-00000002").stdout)
 
     def test_checkpoints_of_runs_are_listed_compared_and_exported(self):
         sets = ["--set", "bf16.enabled=true", "--set", "training.save_every=6"]

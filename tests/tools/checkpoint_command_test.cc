@@ -137,7 +137,7 @@ class CheckpointCommandTest : public ::testing::Test {
 TEST_F(CheckpointCommandTest, ListSaysWhatThereIsAndWhatIsNotComplete) {
   EXPECT_THAT(
       std::string(RunCommand({"list", dir_.File("a")}).status.message()),
-      HasSubstr("is not a folder"));
+      HasSubstr("does not exist; name a checkpoint"));
   ASSERT_TRUE(MakeFolders(dir_.File("a")).ok());
   EXPECT_THAT(
       std::string(RunCommand({"list", dir_.File("a")}).status.message()),
@@ -186,7 +186,7 @@ TEST_F(CheckpointCommandTest, ShowHasStatesParametersAndParts) {
   EXPECT_EQ(json["states"][1]["state"], "weight");
   EXPECT_EQ(json["config"]["training"]["steps"], 5);
   EXPECT_THAT(std::string(RunCommand({"show", dir_.path()}).status.message()),
-              HasSubstr("is not a checkpoint: it has no checkpoint.json"));
+              HasSubstr("there is no checkpoint in " + dir_.path()));
 }
 
 TEST_F(CheckpointCommandTest, VerifyNamesTheDamageOfEachFile) {

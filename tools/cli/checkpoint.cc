@@ -26,9 +26,11 @@
 #include "engine/base/status.h"
 #include "engine/checkpoint/checkpoint_json.h"
 #include "engine/checkpoint/portable.h"
+#include "engine/checkpoint/safetensors.h"
 #include "engine/data/tokenizer.h"
 #include "engine/train/console.h"
 #include "engine/train/metrics.h"
+#include "engine/train/run_folder.h"
 #include "models/catalog.h"
 #include "models/hf_config.h"
 #include "models/registry.h"
@@ -52,13 +54,38 @@ std::string CheckpointsOf(const std::string& dir) {
   return IsFolder(below) ? below : dir;
 }
 
+constexpr char kWanted[] =
+    "; name a checkpoint, such as OUT_DIR/checkpoints/step-00001000, or a "
+    "run's training.out_dir";
+
 absl::Status CheckIsFolder(const std::string& given) {
   if (IsFolder(given)) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat(
       "'", given, "' ",
-      PathExists(given) ? "is not a folder" : "does not exist",
-      "; name a checkpoint, such as OUT_DIR/checkpoints/step-00001000, or a "
-      "run's training.out_dir"));
+      PathExists(given) ? "is not a folder" : "does not exist", kWanted));
+}
+
+absl::Status NoCheckpoint(const std::string& dir) {
+  const std::string weights = dir + "/final";
+  return absl::NotFoundError(absl::StrCat(
+      NoCheckpointIn(dir),
+      HoldsModel(weights) ? absl::StrCat("; the run's weights are ", weights)
+                          : kWanted));
+}
+
+// The checkpoint that `dir` is, or those of a run or a folder of checkpoints,
+// oldest first.
+absl::StatusOr<std::vector<std::string>> CheckpointsAt(const std::string& dir) {
+  ZERO_RETURN_IF_ERROR(CheckIsFolder(dir));
+  std::vector<std::string> paths = ListCheckpoints(CheckpointsOf(dir));
+  // A checkpoint without its manifest is a damaged one.
+  const bool has_the_name =
+      absl::StartsWith(dir.substr(dir.rfind('/') + 1), "step-");
+  if (PathExists(dir + "/checkpoint.json") || (paths.empty() && has_the_name)) {
+    return std::vector<std::string>{dir};
+  }
+  if (paths.empty()) return NoCheckpoint(dir);
+  return paths;
 }
 
 // The checkpoint named directly or by `latest`, or else the newest of a run.
@@ -67,14 +94,10 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenCheckpoint(
     const std::string& given) {
   std::string path = WithoutSlash(given);
   if (absl::EndsWith(path, "/latest") && !IsFolder(path)) path = FolderOf(path);
-  ZERO_RETURN_IF_ERROR(CheckIsFolder(path));
-  const std::string checkpoints = CheckpointsOf(path);
-  if (PathExists(path + "/checkpoint.json") ||
-      ListCheckpoints(checkpoints).empty()) {
-    return CheckpointReader::Open(path);
-  }
+  ZERO_ASSIGN_OR_RETURN(const auto paths, CheckpointsAt(path));
+  if (paths.front() == path) return CheckpointReader::Open(path);
   ZERO_ASSIGN_OR_RETURN(FoundCheckpoint found,
-                        FindNewestCheckpoint(checkpoints));
+                        FindNewestCheckpoint(FolderOf(paths.front())));
   for (const std::string& note : found.notes) {
     absl::FPrintF(stderr, "zero: note: %s\n", note);
   }
@@ -99,10 +122,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 // ---- list -------------------------------------------------------------------
 
 absl::Status List(const std::string& dir, bool json) {
-  if (!IsFolder(dir)) {
-    return absl::NotFoundError(absl::StrCat(
-        "'", dir, "' is not a folder; name the training.out_dir of a run"));
-  }
+  ZERO_RETURN_IF_ERROR(CheckIsFolder(dir));
   const std::string checkpoints = CheckpointsOf(WithoutSlash(dir));
   std::vector<std::string> paths = ListCheckpoints(checkpoints);
   ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(checkpoints));
@@ -111,10 +131,7 @@ absl::Status List(const std::string& dir, bool json) {
       paths.push_back(absl::StrCat(checkpoints, "/", name));
     }
   }
-  if (paths.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("there is no checkpoint in '", checkpoints, "'"));
-  }
+  if (paths.empty()) return NoCheckpoint(WithoutSlash(dir));
   if (!json) {
     absl::PrintF("%-24s %10s %12s %-20s %10s  complete\n", "checkpoint", "step",
                  "samples", "date", "size");
@@ -286,14 +303,8 @@ bool VerifyOne(const std::string& path) {
 absl::Status Verify(const std::vector<std::string>& given) {
   std::vector<std::string> paths;
   for (const std::string& one : given) {
-    const std::string path = WithoutSlash(one);
-    ZERO_RETURN_IF_ERROR(CheckIsFolder(path));
-    const auto of_run = ListCheckpoints(CheckpointsOf(path));
-    if (of_run.empty() || PathExists(path + "/checkpoint.json")) {
-      paths.push_back(path);
-    } else {
-      paths.insert(paths.end(), of_run.begin(), of_run.end());
-    }
+    ZERO_ASSIGN_OR_RETURN(const auto named, CheckpointsAt(WithoutSlash(one)));
+    paths.insert(paths.end(), named.begin(), named.end());
   }
   size_t num_damaged = 0;
   for (const std::string& path : paths) {
