@@ -219,7 +219,11 @@ absl::Status RunFolder::Begin(int64_t step, int64_t last_eval) {
       step == 0 && PathExists(out_dir + "/final") && !is_part;
   if (step == 0 && PathExists(metrics)) {  // even of a killed run
     console_->Line(
-        absl::StrCat("note: this run replaces the one in ", out_dir,
+        absl::StrCat("note: ",
+                     training().resume == "auto"
+                         ? NoCheckpointIn(out_dir) + ": training starts over; "
+                         : "",
+                     "this run replaces the one in ", out_dir,
                      "; to start from the weights of a run, give --model "
                      "DIR/final and another training.out_dir"));
   }

@@ -1499,6 +1499,15 @@ class CliTest(unittest.TestCase):
                       self.ok(*train))
         os.remove(self.path("run/summary.json"))  # as one that was killed
         self.assertIn("note: this run replaces", self.ok(*train))
+        # Of a name that promises to continue it says why it does not.
+        auto = (*train, "training.steps=2", "--resume", "auto")
+        self.assertIn("note: there is no checkpoint in run (its "
+                      "training.save_every is 0): training starts over; this run "
+                      "replaces the one in run; ", self.ok(*auto))
+        self.ok(*train, "training.save_every=1000")
+        shutil.rmtree(self.path("run/checkpoints"))
+        self.assertIn("note: there is no checkpoint in run: training starts over",
+                      self.ok(*auto))
 
     def test_weights_that_the_disk_has_no_room_for_are_refused_at_once(self):
         small = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=200k "
