@@ -362,6 +362,11 @@ absl::StatusOr<ResumedRun> Resumption::TryResume() {
     console_->Line(absl::StrCat("resumed from ", choice.path, ": step ",
                                 record->step, ", ", manifest.samples,
                                 " sequences"));
+    if (record->step == total_steps_) {
+      console_->Line(absl::StrCat(
+          "note: the run is already finished, at step ", total_steps_,
+          ": nothing is trained; to continue it, raise training.steps"));
+    }
   }
   return ResumedRun{
       .record = *record, .run = manifest.run, .in_place = in_place};

@@ -103,6 +103,17 @@ class ResumeTest(RunsTest):
         newest = max(self.listing("run", "checkpoints.previous"))
         self.train("other", "--resume", "run/checkpoints.previous/" + newest)
 
+    def test_a_finished_run_says_that_it_is(self):
+        once = self.train("run")
+        self.assertIn("\ndone\n", once)
+        self.assertNotIn("already", once)
+        steps = self.summary("run")["steps"]
+        again = self.train("run", "--resume", "auto")
+        self.assertIn("note: the run is already finished, at step %d: nothing "
+                      "is trained; to continue it, raise training.steps" % steps,
+                      again)
+        self.assertIn("\nalready done\n", again)
+
     def test_a_finished_run_is_not_repeated_by_the_command_that_continues_it(self):
         ends = ["--set", "training.save_every=0", "training.steps=12",
                 "training.eval_every=0", "training.save_final=true"]

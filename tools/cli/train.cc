@@ -111,7 +111,12 @@ void PrintSummary(const RunSummary& summary, const Config& config,
   if (summary.interrupted && !summary.checkpoint.empty()) {
     rows.push_back({"to resume", "the same command with --resume auto"});
   }
-  console->Table(summary.interrupted ? "stopped" : "done", rows);
+  const bool took_steps =
+      summary.resumed_at.empty() || summary.resumed_at.back() < summary.steps;
+  console->Table(summary.interrupted ? "stopped"
+                 : took_steps        ? "done"
+                                     : "already done",
+                 rows);
 }
 
 struct TrainFlags {
