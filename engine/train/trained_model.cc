@@ -2,8 +2,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "engine/base/file.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/config/print.h"
+#include "engine/train/metrics.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
@@ -55,6 +58,30 @@ absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config) {
   return TrainedModel{dir,
                       absl::StrCat("this is ", dir, ", trained from ", base,
                                    "; for that one, give --model ", base)};
+}
+
+std::string OtherDataOfRun(const std::string& model_dir, const Config& config) {
+  using Json = nlohmann::ordered_json;
+  const std::string file =
+      FolderOf(std::string(absl::StripSuffix(model_dir, "/"))) + "/config.json";
+  const auto text = ReadFile(file);
+  const Json was = Json::parse(text.ok() ? *text : "", /*cb=*/nullptr,
+                               /*allow_exceptions=*/false);
+  if (!was.is_object() || !was.contains("data")) return "";
+  const Json is = Json::parse(PrintResolvedJson(config));
+  for (const JsonDifference& one : Differences(was, is)) {
+    const bool matters = config.data.validation.empty()
+                             ? one.name == "data.train" ||
+                                   one.name == "data.validation" ||
+                                   one.name == "data.validation_fraction"
+                             : one.name == "data.validation";
+    if (!matters) continue;
+    return absl::StrCat("this is the loss of other data than the run's: its ",
+                        one.name, " was ", one.a, ", now ", one.b,
+                        "; for that of the run, give ", file,
+                        " as the config, or --data FILE");
+  }
+  return "";
 }
 
 }  // namespace zero

@@ -1220,6 +1220,22 @@ class CliTest(unittest.TestCase):
                         "--tokens", "20")
         self.assertEqual(text, again)
 
+    def test_eval_says_if_the_run_had_other_data(self):
+        self.write("text.txt", "the quick brown fox\n" * 100)
+        loss = self.train("run", "data.train=text.txt")["validation_loss"]
+        note = ("zero: note: this is the loss of other data than the run's: "
+                "its data.train was [\"text.txt\"], now ")
+        for args in (["config.json"], ["config.json", "--model", "run/final/"]):
+            result = self.zero("eval", *args, "--json")
+            self.assertTrue(result.stderr.startswith(note), result.stderr)
+        self.assertIn("for that of the run, give run/config.json as the config",
+                      result.stderr)
+        result = self.zero("eval", "run/config.json", "--json")
+        self.assertEqual(result.stderr, "")
+        self.assertAlmostEqual(json.loads(result.stdout)["loss"], loss, places=6)
+        self.assertEqual(self.zero("eval", "config.json", "--data",
+                                   "text.txt").stderr, "")
+
     def test_training_goes_on_from_a_model_folder(self):
         first = self.train("run")
         self.assertIn("training starts from run/final (model.from_pretrained), "

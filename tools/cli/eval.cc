@@ -47,6 +47,11 @@ absl::Status Eval(EvalFlags flags) {
         "there is no validation data: give --data FILE, or set "
         "data.validation or data.validation_fraction");
   }
+  if (const std::string other =
+          OtherDataOfRun(config.model.from_pretrained, config);
+      flags.data.empty() && !other.empty()) {
+    absl::FPrintF(stderr, "zero: note: %s\n", other);
+  }
   ZERO_ASSIGN_OR_RETURN(const auto device,
                         OpenDevice(options, 0, config.device.cuda));
   ZERO_ASSIGN_OR_RETURN(
