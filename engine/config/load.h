@@ -21,7 +21,7 @@ namespace zero {
 // What a missing file of the config (data, tokenizer) means.
 enum class MissingFiles {
   kError,    // a run: data.train is required as well
-  kNote,     // `zero config`: notes what a run would lack
+  kCollect,  // `zero config`: LoadedConfig::lacking
   kIgnored,  // planners, and commands that read no data
 };
 
@@ -55,6 +55,8 @@ struct LoadedConfig {
   // To be printed: accepted and ignored keys, with the reason, and other
   // remarks.
   std::vector<std::string> notes;
+  // With MissingFiles::kCollect: why a run would not start here.
+  std::vector<std::string> lacking;
 };
 
 // Reads and resolves `file`.

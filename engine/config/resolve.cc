@@ -115,15 +115,17 @@ class Resolver : public BatchResolver {
   // ---- Data ---------------------------------------------------------------
 
   void LocateAll(const std::string& path, std::vector<std::string>* files) {
+    std::vector<std::string> missing;
     for (std::string& file : *files) {
       file = Locate(file);
-      if (!Exists(file)) Lacking(path, Missing(file));
+      if (!Exists(file)) missing.push_back(file);
       if (IsFolder(file)) {
         Lacking(path,
                 absl::StrCat(JsonQuote(file), " is a folder, want files: ",
                              JsonQuote(file + "/*")));
       }
     }
+    if (!missing.empty()) Lacking(path, Missing(missing));
   }
 
   void Data() {
@@ -192,7 +194,7 @@ class Resolver : public BatchResolver {
     }
     if (!PathExists(data.tokenizer)) {
       Lacking(path, absl::StrCat("want ", kTokenizers, "; ",
-                                 Missing(data.tokenizer)));
+                                 Missing({data.tokenizer})));
     }
   }
 

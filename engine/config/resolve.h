@@ -76,8 +76,8 @@ class ResolveContext {
   std::string Locate(const std::string& path) const;
   // Whether `path` exists.
   static bool Exists(const std::string& path);
-  // Why `file` is not found, and where it was searched.
-  std::string Missing(const std::string& file) const;
+  // That `files` are not found, where they were searched, and the remedy.
+  std::string Missing(const std::vector<std::string>& files) const;
   // Reports a missing file that a run would need.
   void Lacking(const std::string& path, const std::string& message);
 

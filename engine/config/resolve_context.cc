@@ -1,4 +1,6 @@
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/file.h"
 #include "engine/config/resolve.h"
 
@@ -61,15 +63,29 @@ std::string ResolveContext::Locate(const std::string& path) const {
   return Exists(beside) ? beside : path;
 }
 
-std::string ResolveContext::Missing(const std::string& file) const {
+std::string ResolveContext::Missing(
+    const std::vector<std::string>& files) const {
   const std::string folder = FolderOf(given_.sources[0]);
-  std::string message = absl::StrCat(
-      JsonQuote(file), file.find_first_of("*?[{") != std::string::npos
-                           ? " matches no file"
-                           : " does not exist");
-  if (!absl::StartsWith(file, "/") && folder != ".") {
+  const bool several = files.size() > 1;
+  const bool globs = absl::c_all_of(files, [](const std::string& file) {
+    return file.find_first_of("*?[{") != std::string::npos;
+  });
+  std::string message =
+      absl::StrCat(absl::StrJoin(files, ", ",
+                                 [](std::string* out, const std::string& file) {
+                                   out->append(JsonQuote(file));
+                                 }),
+                   globs     ? several ? " match no file" : " matches no file"
+                   : several ? " do not exist"
+                             : " does not exist");
+  const bool relative = absl::c_any_of(files, [](const std::string& file) {
+    return !absl::StartsWith(file, "/");
+  });
+  if (relative && folder != ".") {
     absl::StrAppend(&message, ", neither from the current folder nor from ",
-                    folder, "/");
+                    folder,
+                    "/; correct the name, or start zero in the folder that it "
+                    "is relative to");
   }
   return message;
 }
@@ -79,8 +95,10 @@ void ResolveContext::Lacking(const std::string& path,
   switch (options_.missing_files) {
     case MissingFiles::kError:
       return Problem(path, message);
-    case MissingFiles::kNote:
-      return Note(Origin(path), ": ", path, ": ", message);
+    case MissingFiles::kCollect:
+      loaded_.lacking.push_back(
+          absl::StrCat(Origin(path), ": ", path, ": ", message));
+      return;
     case MissingFiles::kIgnored:
       return;
   }

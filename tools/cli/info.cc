@@ -59,10 +59,14 @@ absl::Status ShowConfig(const ConfigFlags& flags) {
     absl::PrintF("%s\n", PrintDifferences());
   } else {
     ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                          LoadRunConfig(flags.run, MissingFiles::kNote));
+                          LoadRunConfig(flags.run, MissingFiles::kCollect));
     absl::PrintF("%s\n", PrintResolved(loaded));
     for (const std::string& note : loaded.notes) {
       absl::PrintF("// note: %s\n", note);
+    }
+    for (const std::string& lacking : loaded.lacking) {
+      absl::FPrintF(stderr, "zero: warning: a run would not start here: %s\n",
+                    lacking);
     }
   }
   return absl::OkStatus();

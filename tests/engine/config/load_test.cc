@@ -69,7 +69,8 @@ TEST(TenWrongConfigsTest, AMissingFileIsNamed) {
   EXPECT_EQ(
       ParseConfig(kSmallConfig, "configs/run.json", options).status().message(),
       "configs/run.json:3:21: data.train: \"text.txt\" does not exist, "
-      "neither from the current folder nor from configs/");
+      "neither from the current folder nor from configs/; correct the name, "
+      "or start zero in the folder that it is relative to");
 }
 
 TEST(TenWrongConfigsTest, AKeyStandsOnce) {
@@ -1417,14 +1418,14 @@ TEST(FilesTest, PathsAreFoundFromHereOrBesideTheConfig) {
             "for example --set data.train=my_text.txt");
 }
 
-TEST(FilesTest, WhatARunWouldLackIsNotedWhereNoRunIsMeant) {
+TEST(FilesTest, WhatARunWouldLackIsCollectedWhereNoRunIsMeant) {
   LoadOptions options;
-  options.missing_files = MissingFiles::kNote;
+  options.missing_files = MissingFiles::kCollect;
   options.overrides = {"data.validation=v*.none", "data.tokenizer=t.model",
                        "model.vocab_size=300"};
   auto loaded = ParseConfig(kSmallConfig, "run.json", options);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->notes,
+  EXPECT_EQ(loaded->lacking,
             (std::vector<std::string>{
                 "run.json:3: data.train: \"text.txt\" does not exist",
                 "--set: data.validation: \"v*.none\" matches no file",
@@ -1434,14 +1435,24 @@ TEST(FilesTest, WhatARunWouldLackIsNotedWhereNoRunIsMeant) {
   options.overrides = {"data.train=auto"};
   loaded = ParseConfig(kSmallConfig, "run.json", options);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ASSERT_EQ(loaded->notes.size(), 1u);
-  EXPECT_EQ(loaded->notes[0],
+  ASSERT_EQ(loaded->lacking.size(), 1u);
+  EXPECT_EQ(loaded->lacking[0],
             "--set: data.train: missing; want a file, a glob or a list of "
             "them, for example --set data.train=my_text.txt");
   options.missing_files = MissingFiles::kIgnored;
   loaded = ParseConfig(kSmallConfig, "run.json", options);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_TRUE(loaded->notes.empty());
+  EXPECT_TRUE(loaded->lacking.empty());
+}
+
+TEST(FilesTest, MissingFilesOfAKeyAreOneError) {
+  LoadOptions options;
+  options.overrides = {R"(data.train=["a/*.none", "b/*.none"])"};
+  EXPECT_EQ(
+      ParseConfig(kSmallConfig, "configs/run.json", options).status().message(),
+      "--set data.train: \"a/*.none\", \"b/*.none\" match no file, "
+      "neither from the current folder nor from configs/; correct the "
+      "name, or start zero in the folder that it is relative to");
 }
 
 TEST(FilesTest, TheTokenizerFollowsTheFiles) {
