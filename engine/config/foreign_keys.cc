@@ -261,6 +261,31 @@ constexpr ForeignKey kForeignKeys[] = {
      "it comes with further parallel axes", "1"},
     {kNote, kString, "seq_parallel_communication_data_type",
      "there are no sequence-parallel ranks"},
+    // Hugging Face's TrainingArguments; key_names.cc has those that are another
+    // name of a key.
+    {kRefused, kOpaque, "deepspeed",
+     "write its keys at the top of this config"},
+    {kRefused, kOpaque, "fsdp fsdp_config",
+     "write zero_optimization.stage: 3 is FULL_SHARD, 2 SHARD_GRAD_OP, and "
+     "mics_shard_size makes it HYBRID_SHARD"},
+    {kRefused, kNumber, "warmup_ratio",
+     "write scheduler.params.warmup_num_steps, in steps", "0"},
+    {kRefused, kString, "logging_strategy", "write steps_per_print"},
+    {kRefused, kString, "save_strategy", "write training.save_every"},
+    {kRefused, kString, "eval_strategy evaluation_strategy",
+     "write training.eval_every"},
+    {kRefused, kOpaque, "report_to",
+     "write training.tensorboard; metrics.jsonl in training.out_dir has every "
+     "value of every step"},
+    {kNote, kBool, "torch_compile", "there is no PyTorch to compile", "false"},
+    {kNote, kInteger, "dataloader_num_workers dataloader_prefetch_factor",
+     "a batch is a few copies, which need no workers"},
+    {kNote, kBool, "dataloader_pin_memory",
+     "host memory is pinned if the device can use that"},
+    {kNote, kBool, "remove_unused_columns group_by_length",
+     "samples are packed, and have no columns"},
+    {kNote, kNumber, "ddp_bucket_cap_mb",
+     "write zero_optimization.reduce_bucket_size, in elements"},
 };
 
 }  // namespace

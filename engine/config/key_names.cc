@@ -26,6 +26,14 @@ constexpr Synonym kSynonyms[] = {
     {"grad_clip", "gradient_clipping"},
     {"max_grad_norm", "gradient_clipping"},
     {"clip_grad", "gradient_clipping"},
+    {"lr_scheduler_type", "scheduler.type"},
+    {"lr_scheduler_kwargs", "scheduler.params"},
+    {"optim", "optimizer.type"},
+    {"adam_beta1", "optimizer.params.betas"},
+    {"adam_beta2", "optimizer.params.betas"},
+    {"adam_epsilon", "optimizer.params.eps"},
+    {"logging_steps", "steps_per_print"},
+    {"log_interval", "steps_per_print"},
     {"warmup_steps", "scheduler.params.warmup_num_steps"},
     {"warmup_iters", "scheduler.params.warmup_num_steps"},
     {"max_steps", "training.steps"},
@@ -139,11 +147,19 @@ std::string NearestKey(absl::string_view parent, absl::string_view name) {
     return ask(near[0]);
   }
   const auto near = NearestNames(name, leaves, 1);
-  if (near.empty()) {
-    return absl::StrCat("; known here: ", absl::StrJoin(siblings, ", "));
-  }
+  if (near.empty()) return "";
   const auto leaf = std::find(leaves.begin(), leaves.end(), near[0]);
   return ask(paths[static_cast<size_t>(leaf - leaves.begin())]);
+}
+
+std::string KnownKeys(absl::string_view parent) {
+  std::vector<std::string> names;
+  for (const KeySpec& key : AllKeys()) {
+    if (key.treatment == Treatment::kUsed && key.section() == parent) {
+      names.push_back(key.name());
+    }
+  }
+  return absl::StrCat("; known here: ", absl::StrJoin(names, ", "));
 }
 
 }  // namespace zero

@@ -152,9 +152,12 @@ std::string ValueText(const KeyValue& value);
 // "an integer >= 1", "one of "AdamW", "SGD"": the key's domain.
 std::string Wanted(const KeySpec& key);
 
-// Suggestions for an unknown key in the object `parent` ("" at the top): `; did
-// you mean "...?"`, or, if none is near, the possible keys.
+// A suggestion for an unknown key in the object `parent` ("" at the top): `;
+// did you mean "..."?`; empty if none is near.
 std::string NearestKey(absl::string_view parent, absl::string_view name);
+
+// "; known here: ", and the keys of the object `parent`.
+std::string KnownKeys(absl::string_view parent);
 
 }  // namespace zero
 

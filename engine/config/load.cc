@@ -1,6 +1,7 @@
 #include "engine/config/load.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -209,8 +210,12 @@ class Loader {
       // Parameters of a type that is unknown or not built have unknown names.
       if (node.key == "params" && TypeIsRefused(object, parent)) continue;
       if (key == nullptr) {
-        Problem(node.key_place, path, "unknown key",
-                NearestKey(parent, node.key));
+        std::string hint = NearestKey(parent, node.key);
+        // A long list: once for each object.
+        if (hint.empty() && listed_.insert(parent).second) {
+          hint = KnownKeys(parent);
+        }
+        Problem(node.key_place, path, "unknown key", hint);
       } else if (IsAuto(*key, node)) {
         // null is None in DeepSpeed's and Hugging Face's configs.
         if (node.kind != JsonKind::kNull) given_.autos[path] = node.place;
@@ -324,6 +329,7 @@ class Loader {
   LoadedConfig loaded_;
   std::vector<JsonProblem> problems_;
   std::vector<std::pair<const KeySpec*, const JsonNode*>> old_names_;
+  std::set<std::string> listed_;  // objects whose KnownKeys were named
   size_t num_unbuilt_ = 0;
 };
 

@@ -241,9 +241,10 @@ absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern) {
                     Cell(Fallback(key)), " | ", Cell(doc), " |\n");
   }
   if (found) return out;
-  return absl::NotFoundError(
-      absl::StrCat("no key contains ", JsonQuote(pattern),
-                   NearestKey("", part.substr(part.rfind('.') + 1))));
+  const std::string near = NearestKey("", part.substr(part.rfind('.') + 1));
+  return absl::NotFoundError(absl::StrCat("no key contains ",
+                                          JsonQuote(pattern),
+                                          near.empty() ? KnownKeys("") : near));
 }
 
 std::string PrintDifferences() {

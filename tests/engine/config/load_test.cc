@@ -712,6 +712,9 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
             "--set data.xyzzyxyzzy: unknown key; known here: train, "
             "validation, validation_fraction, format, tokenizer, "
             "sequence_length, reset_attention_mask, eos_token_id");
+  // The list is long: once for each object.
+  EXPECT_THAT(ErrorOfSmall({"data.xyzzyxyzzy=1", "data.plughplugh=1"}),
+              testing::EndsWith("\n--set data.plughplugh: unknown key"));
   // Other programs' names for the same.
   for (const char* name :
        {"reset_position_ids", "reset-attention-mask", "eod_mask_loss",
@@ -725,6 +728,32 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
   EXPECT_EQ(ErrorOfText(R"({"training.steps": 3})"),
             "run.json:1:2: training.steps: unknown key; in a file, write one "
             "object per dot");
+}
+
+TEST(LoadTest, NamesOfTrainingArgumentsLeadToTheKeyThatDoesTheSame) {
+  const std::pair<const char*, const char*> kKeys[] = {
+      {"logging_steps", "steps_per_print"},
+      {"lr_scheduler_type", "scheduler.type"},
+      {"lr_scheduler_kwargs", "scheduler.params"},
+      {"optim", "optimizer.type"},
+      {"adam_beta2", "optimizer.params.betas"},
+      {"adam_epsilon", "optimizer.params.eps"},
+      {"warmup_ratio", "scheduler.params.warmup_num_steps"},
+      {"save_strategy", "training.save_every"},
+      {"eval_strategy", "training.eval_every"},
+      {"report_to", "training.tensorboard"},
+      {"deepspeed", "at the top of this config"},
+      {"fsdp", "zero_optimization.stage"},
+  };
+  for (const auto& [theirs, ours] : kKeys) {
+    const std::string error = ErrorOfSmall({absl::StrCat(theirs, "=0.5")});
+    EXPECT_THAT(error, testing::HasSubstr(ours));
+    EXPECT_THAT(error, testing::Not(testing::HasSubstr("known here")));
+  }
+  const auto loaded =
+      LoadSmall({"torch_compile=true", "dataloader_num_workers=4"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->notes.size(), 2u);
 }
 
 TEST(LoadTest, OtherProgramsNamesOfHyperparametersGetThoseOfEachFamily) {
