@@ -48,10 +48,14 @@ std::string ScheduleText(const Config& config, int64_t total_steps) {
   // lr_scaling has a warm-up of its own.
   if (!config.lr_scaling.active() && s.warmup_num_steps > 1) {
     absl::StrAppendFormat(
-        &text, "%s warm-up from %g over %d steps, then ",
+        &text, "%s warm-up from %g over %d steps",
         s.warmup_type == LrWarmupType::kLog ? "log" : "linear",
         cosine ? s.warmup_min_ratio * s.lr : s.warmup_min_lr,
         s.warmup_num_steps);
+    if (s.warmup_num_steps > total_steps) {
+      return absl::StrFormat("%s, of which this run has %d", text, total_steps);
+    }
+    text += ", then ";
   }
   switch (s.kind) {
     case LrScheduleKind::kWarmupDecayLr:

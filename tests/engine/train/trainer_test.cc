@@ -365,7 +365,7 @@ TEST_F(TrainerTest, ALineHasTheMeanSpeedSinceTheLineBefore) {
 
 TEST_F(TrainerTest, TheStartSaysHowTheLearningRateGoes) {
   const auto rate = [&](std::vector<std::string> overrides) {
-    overrides.push_back("training.steps=1");
+    overrides.insert(overrides.begin(), "training.steps=5");
     const std::string printed = Run(Load(overrides)).printed;
     const size_t at = printed.find("learning rate ");
     const std::string line = printed.substr(at, printed.find('\n', at) - at);
@@ -378,6 +378,11 @@ TEST_F(TrainerTest, TheStartSaysHowTheLearningRateGoes) {
                   "scheduler.params.total_num_steps=100"}),
             "0.01, WarmupCosineLR: log warm-up from 0 over 4 steps, then "
             "cosine to 1e-06 at step 100");
+  // A warm-up that the run does not finish is followed by nothing.
+  EXPECT_EQ(rate({lr, "scheduler.type=WarmupDecayLR",
+                  "scheduler.params.warmup_num_steps=1000"}),
+            "0.01, WarmupDecayLR: log warm-up from 0 over 1000 steps, of which "
+            "this run has 5");
   EXPECT_EQ(rate({lr, "scheduler.type=WarmupDecayLR",
                   "scheduler.params.warmup_num_steps=0",
                   "scheduler.params.total_num_steps=100"}),
