@@ -13,6 +13,7 @@ import unittest
 
 from runs import CONFIG, OUT, ZERO, RunsTest
 
+ROOT = os.getcwd()
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to",
           "none"]
 MISSING = [what for what, there in (
@@ -90,6 +91,16 @@ class ProcessesTest(RunsTest):
         self.end(self.processes(4, 1, "parts", *sets,
                                 more=["--resume", "latest"]))
         self.assertEqual(self.hash_of("parts"), self.hash_of("whole"))
+
+    def test_the_script_resumes_once_with_or_without_the_users_resume(self):
+        script = os.path.join(ROOT, "tools", "jobs", "mpirun.sh")
+        command = ["env", "ZERO=" + ZERO, script, "run.json", "--threads", "1",
+                   "--set", "training.out_dir=script", "training.save_every=2"]
+        for steps, resume in ((4, []), (6, ["--resume", "auto"]),
+                              (8, ["--resume=latest"])):
+            text = self.end(self.start(
+                command + ["training.steps=%d" % steps, *resume]))
+            self.assertEqual("resumed" in text, steps > 4, text)
 
     def test_no_process_promises_a_checkpoint_that_one_could_not_write(self):
         # A file size limit stands in for a full disk.

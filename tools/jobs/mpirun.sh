@@ -12,6 +12,7 @@
 #   --elastic MIN:MAX  each start uses the hosts of the file that answer, at
 #                      most MAX and at least MIN, with the same global batch
 #
+# It resumes by itself (--resume auto); another --resume is for the first start.
 # Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint and stop. Exit code: zero's, 130
 # after such a stop (143 after SIGTERM), 85 after training.max_minutes.
 set -uo pipefail
@@ -19,7 +20,7 @@ mpirun=${MPIRUN:-mpirun}             # the mpirun of the MPI zero is built with
 zero=${ZERO:-out/zero}               # the program, at this path on all hosts
 source "$(dirname "$0")/common.sh" || exit 2
 
-usage() { sed -n '5,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '5,18s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 hostfile= processes= max_restarts=0 elastic=
 while (($#)); do
   case $1 in
@@ -48,6 +49,17 @@ fi
 [ -n "$hostfile" ] ||
   { processes=${processes:-2}; options+=(--oversubscribe); }
 [ -z "$processes" ] || options+=(-n "$processes")
+
+resume=auto words=()
+while (($#)); do
+  case $1 in
+    --resume) (($# > 1)) || usage; resume=$2; shift ;;
+    --resume=*) resume=${1#*=} ;;
+    *) words+=("$1") ;;
+  esac
+  shift
+done
+set -- "${words[@]}"
 
 temporary=$(mktemp -d) || exit 2
 trap 'rm -rf "$temporary"' EXIT
@@ -128,7 +140,7 @@ for ((restart = 0; ; ++restart)); do
     say "zero ended with status $code; start $((restart + 1)), after ${before:-nothing}"
   # In a process group of its own: a Ctrl-C must reach it as USR1 only.
   setsid "$mpirun" "${root[@]}" ${hosts:+--hostfile "$temporary/hosts"} \
-    "${options[@]}" "$zero" train "$@" --resume auto 2> >(pass_on) &
+    "${options[@]}" "$zero" train "$@" --resume "$resume" 2> >(pass_on) &
   run=$!
   end_when_over $run &
   watch=$!
@@ -143,5 +155,7 @@ for ((restart = 0; ; ++restart)); do
   if [ -n "$stopped" ] || [ $code -eq $paused ]; then exit $code; fi
   ((restart < max_restarts)) || exit $code
   failed_on=
-  [ "$(newest "$folder")" != "$before" ] || failed_on="on $hosts"
+  if [ "$(newest "$folder")" = "$before" ]; then failed_on="on $hosts"
+  else resume=auto
+  fi
 done
