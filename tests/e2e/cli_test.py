@@ -226,6 +226,16 @@ class CliTest(unittest.TestCase):
             self.ok(*train, "trace.json")
             self.assertIn("traceEvents", self.read_json("trace.json"))
 
+    def test_more_threads_than_cores_are_named(self):
+        train = ("train", "config.json", "--set", "training.steps=1",
+                 "training.out_dir=threads")
+        note = "note: --threads 64 on 1 rank is more than the "
+        text = self.ok(*train, "--threads", "64")
+        self.assertIn(note, text)
+        self.assertRegex(text, r"memory +the process [0-9.]+ MiB at its peak; "
+                               r"predicted [0-9.]+ MiB of 1 rank")
+        self.assertNotIn(note[:13], self.ok(*train, "--threads", "1"))
+
     def test_memory_compares_what_the_stages_take(self):
         args = ("memory", "config.json", "--ranks", "2", "--threads", "1",
                 "--set", "train_batch_size=4")
@@ -274,6 +284,8 @@ class CliTest(unittest.TestCase):
             self.assertRegex(self.ok(*args), r"note: " + legend)
         for size in ("-5GiB", "80", "1e30GiB"):
             self.error(*args, "--device-memory", size)
+        self.assertIn("want a size with its unit, such as 80GiB",
+                      self.error(*args, "--device-memory", "80"))
         self.ok(*args, "--set", "zero_optimization.stage=3",
                 "--set", "zero_optimization.mics_shard_size=1")
         csv = self.ok(*args, "--csv").splitlines()

@@ -110,6 +110,13 @@ void AddMemoryOptions(CLI::App& app, RunOptions* options) {
                          : std::string("want a size above 0, such as 80GiB");
             },
             ""))
+        // Comes first.
+        ->transform(CLI::Validator(
+            [](const std::string& bytes) {
+              const bool bare = !bytes.empty() && bytes.back() <= '9';
+              return bare ? "want a size with its unit, such as 80GiB" : "";
+            },
+            ""))
         ->type_name("SIZE");
   };
   add("--device-memory", &options->device_memory,

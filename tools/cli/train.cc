@@ -57,10 +57,13 @@ void PrintSummary(const RunSummary& summary, const Config& config,
                          std::exp(summary.validation_loss))});
   }
   const auto resident = static_cast<double>(PeakResidentBytes());
+  // On the CPU the process holds the ranks' memory.
+  const std::string planned = absl::StrCat(HumanBytes(summary.peak_bytes),
+                                           " of ", Counted(ranks, "rank"));
   std::string memory =
-      absl::StrFormat("%s of %d rank%s; the process %s at its peak",
-                      HumanBytes(summary.peak_bytes), ranks,
-                      ranks == 1 ? "" : "s", HumanBytes(resident));
+      absl::StrCat(run.device == "cpu" ? "" : planned + " on the device; ",
+                   "the process ", HumanBytes(resident), " at its peak",
+                   run.device == "cpu" ? "; predicted " + planned : "");
   if (summary.host_bytes > 0) {
     absl::StrAppend(&memory, "; ", HumanBytes(summary.host_bytes),
                     " of the ranks' are the host's");
@@ -159,6 +162,16 @@ absl::StatusOr<absl::optional<Link>> ReadLink(const char* option,
   return *link;
 }
 
+// Threads without a core of their own wait for each other in every kernel.
+void NoteBusyCores(const RunOptions& run, LoadedConfig* loaded) {
+  const int threads = run.threads * run.ranks_here, cores = AllowedCores();
+  if (run.threads <= 1 || threads <= cores) return;
+  loaded->notes.push_back(absl::StrCat(
+      "--threads ", run.threads, " on ", Counted(run.ranks_here, "rank"),
+      " is more than the ", Counted(cores, "core"),
+      ", and slow: leave it out to divide the cores over the ranks"));
+}
+
 absl::Status Train(TrainFlags flags) {
   const std::atomic<bool>* stop = InstallStopSignals(
       "; training.out_dir has what this run had completed: metrics.jsonl up to "
@@ -173,8 +186,9 @@ absl::Status Train(TrainFlags flags) {
     flags.run.sets.push_back(
         absl::StrCat("training.max_minutes=", flags.max_minutes));
   }
-  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+  ZERO_ASSIGN_OR_RETURN(LoadedConfig loaded,
                         LoadRunConfig(flags.run, MissingFiles::kError));
+  NoteBusyCores(flags.run, &loaded);
   ZERO_RETURN_IF_ERROR(ChooseBackend(flags.run, loaded.config).status());
   const bool prints = IsRankZero(flags.run);
   // mpirun gives its processes terminals whose output may go to a file.
