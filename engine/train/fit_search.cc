@@ -99,6 +99,18 @@ class Search {
            (one_memory() ? limits_.device : limits_.host);
   }
 
+  absl::StatusOr<FitProposal> Own() const {
+    FitProposal own = {
+        .stage = config_.zero_optimization.stage,
+        .mics_shard_size = config_.zero_optimization.mics_shard_size,
+        .micro_batch = config_.train_micro_batch_size_per_gpu,
+        .accumulation = config_.gradient_accumulation_steps,
+        .recompute = config_.recompute(),
+        .offload = config_.zero_optimization.offload()};
+    ZERO_RETURN_IF_ERROR(Rehearse(&own));
+    return own;
+  }
+
  private:
   bool one_memory() const { return rank_.one_memory(); }
 
@@ -204,11 +216,11 @@ std::string FitProposal::Patch(const Config& config) const {
   std::vector<std::string> sets;
   const ZeroConfig& zero = config.zero_optimization;
   if (stage != zero.stage) {
-    sets.push_back(absl::StrCat("--set zero_optimization.stage=", stage));
+    sets.push_back(absl::StrCat("zero_optimization.stage=", stage));
   }
   if (mics_shard_size != zero.mics_shard_size) {
-    sets.push_back(absl::StrCat("--set zero_optimization.mics_shard_size=",
-                                mics_shard_size));
+    sets.push_back(
+        absl::StrCat("zero_optimization.mics_shard_size=", mics_shard_size));
   }
   const Config changed = WithProposal(config, *this);
   const ZeroConfig& after = changed.zero_optimization;
@@ -216,7 +228,7 @@ std::string FitProposal::Patch(const Config& config) const {
                                OffloadDevice is, const std::string& had_path,
                                const std::string& path) {
     constexpr const char* kNames[] = {"none", "cpu", "nvme"};
-    const std::string section = absl::StrCat("--set zero_optimization.", key);
+    const std::string section = absl::StrCat("zero_optimization.", key);
     if (was != is) {
       sets.push_back(
           absl::StrCat(section, ".device=", kNames[static_cast<int>(is)]));
@@ -231,13 +243,11 @@ std::string FitProposal::Patch(const Config& config) const {
   offload_key("offload_param", zero.offload_param, after.offload_param,
               zero.param_nvme_path, after.param_nvme_path);
   if (zero.offload_optimizer_ratio != after.offload_optimizer_ratio) {
-    sets.push_back(
-        absl::StrCat("--set zero_optimization.offload_optimizer.ratio=",
-                     after.offload_optimizer_ratio));
+    sets.push_back(absl::StrCat("zero_optimization.offload_optimizer.ratio=",
+                                after.offload_optimizer_ratio));
   }
   const auto recompute_key = [&](const char* key, const char* value) {
-    sets.push_back(
-        absl::StrCat("--set activation_checkpointing.", key, "=", value));
+    sets.push_back(absl::StrCat("activation_checkpointing.", key, "=", value));
   };
   const auto yes_no = [](bool yes) { return yes ? "true" : "false"; };
   if (config.activation_checkpointing != changed.activation_checkpointing) {
@@ -250,11 +260,10 @@ std::string FitProposal::Patch(const Config& config) const {
     recompute_key("keep_all", yes_no(changed.keep_all_activations));
   }
   if (micro_batch != config.train_micro_batch_size_per_gpu) {
-    sets.push_back(
-        absl::StrCat("--set train_micro_batch_size_per_gpu=", micro_batch,
-                     " --set gradient_accumulation_steps=", accumulation));
+    sets.push_back(absl::StrCat("train_micro_batch_size_per_gpu=", micro_batch,
+                                " gradient_accumulation_steps=", accumulation));
   }
-  return absl::StrJoin(sets, " ");
+  return sets.empty() ? "" : "--set " + absl::StrJoin(sets, " ");
 }
 
 Config WithProposal(Config config, const FitProposal& proposal) {
@@ -310,6 +319,13 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(
     }
   }
   return worthwhile;
+}
+
+absl::StatusOr<FitProposal> PriceAsItIs(const Rank& rank, const Config& config,
+                                        const ModelTools& tools,
+                                        const FitLimits& limits,
+                                        const MachineSpeed& speed) {
+  return Search(rank, config, tools, limits, speed).Own();
 }
 
 absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,

@@ -29,7 +29,8 @@ struct FitProposal {
   // comparison.
   double seconds;
 
-  // "--set KEY=VALUE ..." for the differences from `config`; empty: none.
+  // "--set KEY=VALUE KEY=VALUE ..." for the differences from `config`; empty:
+  // none.
   std::string Patch(const Config& config) const;
 };
 
@@ -64,6 +65,12 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
 // Why there are no proposals, and what to do. Names the memory that is too
 // small: the device's, the host's or the disk.
 absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
+                                        const ModelTools& tools,
+                                        const FitLimits& limits,
+                                        const MachineSpeed& speed);
+
+// What the config's own settings take, whether they fit or not.
+absl::StatusOr<FitProposal> PriceAsItIs(const Rank& rank, const Config& config,
                                         const ModelTools& tools,
                                         const FitLimits& limits,
                                         const MachineSpeed& speed);

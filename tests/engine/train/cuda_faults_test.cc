@@ -295,7 +295,7 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
             AnyOf(AllOf(HasSubstr("nothing fits, whatever the stage"),
                         HasSubstr("with offload the device has room, but"),
                         HasSubstr("or more ranks, on other hosts")),
-                  HasSubstr("this fits: --set zero_optimization.stage=3 --set "
+                  HasSubstr("this fits: --set zero_optimization.stage=3 "
                             "zero_optimization.offload_optimizer"))));
   EXPECT_EQ((*device)->memory().free_bytes, before);
 }

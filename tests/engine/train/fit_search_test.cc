@@ -55,6 +55,12 @@ TEST_F(FitSearchTest, WhatFitsStaysAsItIsOrComputesNothingAgain) {
       fits, [&](const FitProposal& fit) { return fit.Patch(config_).empty(); });
   ASSERT_NE(as_it_is, fits.end());
   EXPECT_EQ(as_it_is->peak_bytes, PeakOf(config_));
+  // The same price, whether or not it fits.
+  const auto own = PriceAsItIs(rank_, config_, tools_, {.device = 1},
+                               AssumedSpeedOf(*rank_.device));
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_EQ(own->peak_bytes, as_it_is->peak_bytes);
+  EXPECT_EQ(own->seconds, as_it_is->seconds);
   EXPECT_EQ(fits.front().Patch(config_),
             "--set activation_checkpointing.keep_all=true");
   // Of what is priced, it saves passes over memory alone.
@@ -133,8 +139,8 @@ TEST_F(FitSearchTest, LessShardingAndLessRecomputeAreProposedToo) {
   EXPECT_LT(fits.front().stage, 3);
   EXPECT_EQ(fits.front().recompute, Recompute::kNothing);
   EXPECT_NE(fits.front().Patch(config_).find(
-                "--set activation_checkpointing.enabled=false "
-                "--set activation_checkpointing.keep_all=true"),
+                "activation_checkpointing.enabled=false "
+                "activation_checkpointing.keep_all=true"),
             std::string::npos);
 }
 
@@ -168,11 +174,11 @@ TEST_F(FitSearchTest, APatchNamesWhatChanges) {
                            .recompute = Recompute::kSelective};
   EXPECT_EQ(fit.Patch(config_),
             "--set zero_optimization.stage=3 "
-            "--set zero_optimization.mics_shard_size=2 "
-            "--set activation_checkpointing.enabled=true "
-            "--set activation_checkpointing.granularity=selective "
-            "--set train_micro_batch_size_per_gpu=2 "
-            "--set gradient_accumulation_steps=12");
+            "zero_optimization.mics_shard_size=2 "
+            "activation_checkpointing.enabled=true "
+            "activation_checkpointing.granularity=selective "
+            "train_micro_batch_size_per_gpu=2 "
+            "gradient_accumulation_steps=12");
 }
 
 // A run that fits the device only without its states fits if the host has room.
@@ -202,7 +208,7 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   const FitProposal& fit = offloaded.front();
   EXPECT_EQ(fit.offload, Offload::kOptimizer);
   EXPECT_GT(fit.seconds, all.front().seconds);
-  EXPECT_NE(fit.Patch(config).find("--set zero_optimization.offload_optimizer."
+  EXPECT_NE(fit.Patch(config).find("zero_optimization.offload_optimizer."
                                    "device=cpu"),
             std::string::npos);
   const auto same = RehearseRun(rank, WithProposal(config, fit),
@@ -219,9 +225,9 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   const Config after = WithProposal(config, swapped);
   const std::string patch = swapped.Patch(config);
   for (const char* set : {"device=nvme", "nvme_path=nvme"}) {
-    EXPECT_NE(patch.find(absl::StrCat(
-                  "--set zero_optimization.offload_optimizer.", set)),
-              std::string::npos)
+    EXPECT_NE(
+        patch.find(absl::StrCat("zero_optimization.offload_optimizer.", set)),
+        std::string::npos)
         << patch;
   }
   const auto rehearsed =
