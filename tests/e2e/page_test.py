@@ -413,6 +413,10 @@ class BrowserTest(PageTestCase):
                         one["places"][i][2], width * bytes_ / row["peak_bytes"],
                         delta=PIXEL)
             self.assertIn("optimizer", [one["label"] for one in sets])
+            # The config's own row is marked, and the one that is shown.
+            self.assertEqual(
+                self.browser.run("document.querySelector('select').value"),
+                "* stage 0, recompute off")
             self.assertIn("config.json, in ", self.text())
             self.assertIn("2 ranks on ", self.text())
             self.assertNotIn("measured", self.text())

@@ -135,6 +135,7 @@ function lineChart(parent, title, unit, lines, {last, format = number, weight = 
         pointRadius: line.marked || line.points.length === 1 ? 3 : 0,
         pointHitRadius: 8,
         pointStyle: line.marked ? "circle" : "line",
+        clip: line.marked ? 4 : 1,  // a point at the edge is drawn whole
       })),
     },
     options: {

@@ -10,14 +10,16 @@ const words = (name) => name.replaceAll("_", " ");
 
 // The row's place among those of its config.
 const offloads = (row) => row.offload !== "-";
+// The config's word: that nothing is computed again and that recompute is off
+// are two things.
+const recomputeText = (row) => row.recompute === "nothing" ? "keep_all" : row.recompute;
+const own = (row) => row.as_configured ? "* " : "";
 const rowName = (row) => [
-  `stage ${row.stage}`,
-  ...(row.recompute === "off" ? [] : [`recompute ${row.recompute}`]),
+  `${own(row)}stage ${row.stage}`, `recompute ${recomputeText(row)}`,
   ...(offloads(row) ? [`offload ${row.offload}`] : [])].join(", ");
-// The same on a chart's axis, in two lines.
+// The same on a chart's axis, in lines.
 const rowLabel = (row) => [
-  `stage ${row.stage}`,
-  ...(row.recompute === "off" ? [] : [row.recompute]),
+  `${own(row)}stage ${row.stage}`, recomputeText(row),
   ...(offloads(row) ? [`offload ${row.offload}`] : [])];
 const sum = (bytes) => CATEGORIES.reduce((total, name) => total + (bytes[name] ?? 0), 0);
 const measuredPeak = (row) => row.measured?.total ?? sum(row.measured ?? {});
@@ -318,8 +320,8 @@ function memoryTable(parent, rows) {
   const bytes = (size) => unit.format(unit.scale(size));
   const used = CATEGORIES.filter((name) => rows.some((row) => row[name] > 0));
   const columns = [
-    ["stage", (row) => String(row.stage)],
-    ["recompute", (row) => row.recompute],
+    ["stage", (row) => own(row) + row.stage],
+    ["recompute", recomputeText],
     ["offload", (row) => row.offload],
     ["peak", (row) => bytes(row.peak_bytes)],
     ["host", (row) => row.host_bytes ? bytes(row.host_bytes) : "–"],
@@ -355,6 +357,7 @@ function byConfig(rows) {
 function drawMemory(page, data) {
   const configs = byConfig(data.rows);
   add(page, "h2", "At the peak of a step, on each rank");
+  add(page, "p", "*: the config's own settings");
   const grid = add(page, "div", "", {class: "grid"});
   for (const rows of configs) {
     const highest = Math.max(...rows.flatMap((row) => [row.peak_bytes, measuredPeak(row)]));
@@ -378,7 +381,7 @@ function drawMemory(page, data) {
       holder.textContent = "";
       stepChart(holder, drawn[select.selectedIndex]);
     };
-    select.selectedIndex = Math.max(drawn.findIndex((row) => row.fits), 0);
+    select.selectedIndex = Math.max(drawn.findIndex((row) => row.as_configured), 0);
     select.addEventListener("change", show);
     show();
   }
