@@ -226,6 +226,20 @@ class CliTest(unittest.TestCase):
             self.ok(*train, "trace.json")
             self.assertIn("traceEvents", self.read_json("trace.json"))
 
+    def test_memory_says_why_stage_2_takes_as_much_as_stage_1(self):
+        args = ("memory", "config.json", "--ranks", "2", "--set")
+        note = "note: stage 2 takes as much as stage 1 where "
+        self.assertIn(note, self.ok(*args, "train_batch_size=16"))
+        self.assertNotIn(note, self.ok(
+            *args, "train_batch_size=16", "gradient_accumulation_steps=2"))
+
+    def test_memory_is_silent_about_paddings(self):
+        # 128 bytes of 7 GB are no news.
+        text = self.ok("memory", LLAMA_1B, "--ranks", "64",
+                       "--device-memory", "40GiB")
+        self.assertIn("fits as it is: ", text)
+        self.assertNotIn("by ZeRO's formula", text)
+
     def test_more_threads_than_cores_are_named(self):
         train = ("train", "config.json", "--set", "training.steps=1",
                  "training.out_dir=threads")
@@ -239,8 +253,11 @@ class CliTest(unittest.TestCase):
     def test_memory_compares_what_the_stages_take(self):
         args = ("memory", "config.json", "--ranks", "2", "--threads", "1",
                 "--set", "train_batch_size=4")
-        rows = [json.loads(line) for line in
-                self.ok(*args, "--json", "--measure").splitlines()]
+        measured = self.zero(*args, "--json", "--measure")
+        self.assertEqual(measured.returncode, 0, measured.stderr)
+        self.assertIn("zero: measuring 3 of 16: config.json, stage 2, recompute "
+                      "keep_all\n", measured.stderr)
+        rows = [json.loads(line) for line in measured.stdout.splitlines()]
         self.assertEqual([(row["stage"], row["recompute"]) for row in rows],
                          [(stage, recompute)
                           for recompute in ("nothing", "off", "selective",
@@ -273,14 +290,16 @@ class CliTest(unittest.TestCase):
             self.assertEqual(sum(measured.values()), 2 * measured["total"])
 
         table = self.ok(*args, "--device-memory", "1MiB").splitlines()
-        self.assertRegex(table[0], r"each of 2 ranks .* may take 1\.0 MiB$")
-        self.assertRegex(table[1], r"^stage +recompute +peak +fits .* parameters ")
-        self.assertEqual([line.split()[4] for line in table[2:18]], ["no"] * 16)
+        self.assertRegex(table[0], r"^config\.json does not fit as it is: "
+                                   r"[0-9.]+ MiB of 1\.0 MiB$")
+        self.assertRegex(table[1], r"each of 2 ranks .* may take 1\.0 MiB$")
+        self.assertRegex(table[2], r"^stage +recompute +peak +fits .* parameters ")
+        self.assertEqual([line.split()[4] for line in table[3:19]], ["no"] * 16)
         self.assertRegex(
             self.ok(*args), "note: at stage 3 a rank gathers [0-9,]+ bytes = "
             "ZeRO's formula [0-9,]+ - [0-9,]+ of units that stayed in place")
         for legend in (r"\* is the config's own; fixed: ",
-                       r"recompute off: .*; nothing: .*keep_all"):
+                       r"recompute keep_all: nothing; off: only"):
             self.assertRegex(self.ok(*args), r"note: " + legend)
         for size in ("-5GiB", "80", "1e30GiB"):
             self.error(*args, "--device-memory", size)
@@ -391,6 +410,15 @@ class CliTest(unittest.TestCase):
                              summary["predicted_peak_bytes"]["activations"])
             self.assertAlmostEqual(summary["peak_bytes"]["total"],
                                    fits[0]["peak_bytes"], delta=16 << 20)
+        # For people: the verdict first, then ways beside the config's own.
+        text = self.ok(*args, "--fit", "--device-memory", "%dB" % memory)
+        self.assertRegex(text, r"\Aconfig\.json does not fit as it is: [0-9.]+ "
+                               r"MiB of [0-9.]+ MiB\n")
+        self.assertIn("  (the config as it is)\n", text)
+        starts = {line.index("--set ") for line in text.splitlines()
+                  if "--set " in line}
+        self.assertEqual(len(starts), 1, text)
+        self.assertRegex(self.ok(*args), r"\Aconfig\.json fits as it is: ")
         self.assertIn("'fits.json' exists", self.error(
             *args, "--fit", "--fit-config", "fits.json"))
         self.assertIn("several are named", self.error(

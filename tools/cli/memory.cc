@@ -47,8 +47,10 @@ struct MemoryFlags {
   std::string html;        // page to write; empty: none
 };
 
-// One line per row; columns as wide as their content.
-void PrintColumns(const std::vector<std::vector<std::string>>& lines) {
+// One line per row; columns as wide as their content. `ends_in_text`: the last
+// column is aligned to the left.
+void PrintColumns(const std::vector<std::vector<std::string>>& lines,
+                  bool ends_in_text = false) {
   std::vector<size_t> widths(lines.front().size(), 0);
   for (const auto& line : lines) {
     for (size_t c = 0; c < line.size(); ++c) {
@@ -57,8 +59,9 @@ void PrintColumns(const std::vector<std::vector<std::string>>& lines) {
   }
   for (const auto& line : lines) {
     for (size_t c = 0; c < line.size(); ++c) {
-      absl::PrintF("%s%*s", c == 0 ? "" : "  ", static_cast<int>(widths[c]),
-                   line[c]);
+      const bool is_text = ends_in_text && c + 1 == line.size();
+      absl::PrintF("%s%*s", c == 0 ? "" : "  ",
+                   is_text ? 0 : static_cast<int>(widths[c]), line[c]);
     }
     absl::PrintF("\n");
   }
@@ -80,7 +83,7 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
          return absl::StrCat(row.as_configured ? "*" : "", row.stage);
        }},
       {"recompute",
-       [](const MemoryRow& row) { return RecomputeName(row.recompute); }},
+       [](const MemoryRow& row) { return RecomputeText(row.recompute); }},
       {"offload",
        [](const MemoryRow& row) {
          return kOffloadNames[static_cast<int>(row.offload)];
@@ -200,12 +203,17 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
   }
 }
 
+// More than 0.1 %; paddings are less, except in a tiny model.
+bool Differs(int64_t bytes, int64_t formula) {
+  return 1000 * std::abs(bytes - formula) > formula;
+}
+
 // Why a rank holds or sends something other than the formulas.
 void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
   std::set<std::pair<int, int64_t>> gathered;
   for (const MemoryRow& row : rows) {
     const int64_t states = row.states_bytes();
-    if (states != row.formula_states) {
+    if (Differs(states, row.formula_states)) {
       absl::PrintF(
           "note: at %s the states of a rank are %s bytes, by ZeRO's formula "
           "%s\n",
@@ -213,7 +221,7 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
     }
     const StepWire &sent = row.rehearsal.wire, &formula = row.formula_wire;
     // The same with every recompute and offload.
-    if (sent.sent() == formula.sent() ||
+    if (!Differs(sent.sent(), formula.sent()) ||
         !gathered.insert({row.stage, sent.gathered}).second) {
       continue;
     }
@@ -226,14 +234,15 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
 // A row that cannot be run keeps the reason; the others continue.
 absl::Status MeasureAll(MeasureFolder& folder, int64_t machine,
                         std::vector<MemoryRow>* rows) {
-  for (MemoryRow& row : *rows) {
+  for (size_t i = 0; i < rows->size(); ++i) {
+    MemoryRow& row = (*rows)[i];
     if (!row.fits() || row.ResidentBytes() > machine) {
       row.failure = row.fits() ? "it does not fit this machine's memory"
                                : "it does not fit";
       continue;
     }
-    absl::FPrintF(stderr, "zero: measuring %s, %s\n", row.run.config,
-                  row.Name());
+    absl::FPrintF(stderr, "zero: measuring %d of %d: %s, %s\n", i + 1,
+                  rows->size(), row.run.config, row.Name());
     absl::StatusOr<MeasuredRun> run = folder.Measure(row.config, row.run);
     if (run.ok()) {
       row.measured = *std::move(run);
@@ -252,6 +261,7 @@ struct Memory {
   std::vector<std::string> notes;
   Config config;
   std::vector<FitProposal> fits;  // with --fit
+  FitProposal own = {};           // the config's settings, with --fit
   MachineSpeed speed = {};        // of their prices
   std::string nothing_fits;       // advice if there are none
   absl::Status stopped;           // of --measure, by a signal
@@ -307,16 +317,24 @@ void PrintFits(const Memory& memory) {
   const auto bytes = [](int64_t n) {
     return n == 0 ? "-" : HumanBytes(static_cast<double>(n));
   };
-  for (const FitProposal& fit : memory.fits) {
-    const std::string patch = fit.Patch(memory.config);
+  const auto add = [&](const FitProposal& fit, const std::string& what) {
     lines.push_back({HumanBytes(static_cast<double>(fit.peak_bytes)),
                      bytes(fit.host_bytes), bytes(fit.disk_bytes),
                      HumanBytes(static_cast<double>(fit.sent_bytes)),
                      absl::StrFormat("%.2e", fit.flops),
-                     absl::StrFormat("%.3g", fit.seconds),
-                     patch.empty() ? "as it is" : patch});
+                     absl::StrFormat("%.3g", fit.seconds), what});
+  };
+  // What the others compare with.
+  if (absl::c_none_of(memory.fits, [&](const FitProposal& fit) {
+        return fit.Patch(memory.config).empty();
+      })) {
+    add(memory.own, "(the config as it is)");
   }
-  PrintColumns(lines);
+  for (const FitProposal& fit : memory.fits) {
+    const std::string patch = fit.Patch(memory.config);
+    add(fit, patch.empty() ? "as it is" : patch);
+  }
+  PrintColumns(lines, /*ends_in_text=*/true);
   const MachineSpeed& speed = memory.speed;
   absl::PrintF(
       "note: seconds are for comparison: at %s GFLOP/s and %.0f GB/s a rank%s, "
@@ -350,6 +368,24 @@ Json FitsAsJson(const Memory& memory) {
                     {"patch", fit.Patch(memory.config)}});
   }
   return {{"config", memory.rows.front().run.config}, {"fits", fits}};
+}
+
+// Where stage 2 takes as much as stage 1, as nobody expects.
+void AddStage2Note(Memory* memory) {
+  for (size_t i = 1; i < memory->rows.size(); ++i) {
+    const MemoryRow &row = memory->rows[i], &before = memory->rows[i - 1];
+    if (row.stage != 2 || before.stage != 1) continue;
+    if (row.config.gradient_accumulation_steps > 1) return;
+    if (row.rehearsal.ledger.total_peak_bytes() <
+        0.99 * before.rehearsal.ledger.total_peak_bytes()) {
+      continue;
+    }
+    memory->notes.push_back(
+        "stage 2 takes as much as stage 1 where the peak has few gradients: "
+        "with one micro-batch a step they take the memory that activations "
+        "give back");
+    return;
+  }
 }
 
 // How much of a disk the rows and proposals take.
@@ -429,12 +465,16 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
     ZERO_ASSIGN_OR_RETURN(
         result.fits,
         ProposeFits(rank, config, MakeModelTools(), limits, result.speed));
+    ZERO_ASSIGN_OR_RETURN(
+        result.own,
+        PriceAsItIs(rank, config, MakeModelTools(), limits, result.speed));
     if (result.fits.empty()) {
       ZERO_ASSIGN_OR_RETURN(
           result.nothing_fits,
           NothingFits(rank, config, MakeModelTools(), limits, result.speed));
     }
   }
+  AddStage2Note(&result);
   AddDiskNote(rank, disk, limits, &result);
   if (folder != nullptr) {
     result.stopped = MeasureAll(
@@ -512,7 +552,29 @@ absl::Status CheckAnythingFits(const std::vector<Memory>& memories) {
       "--fit: no change makes ", absl::StrJoin(configs, " or "), " fit"));
 }
 
+// "CONFIG fits as it is: 20.30 GiB of 39.88 GiB".
+void PrintVerdict(const std::vector<MemoryRow>& rows) {
+  const auto own = absl::c_find_if(
+      rows, [](const MemoryRow& row) { return row.as_configured; });
+  if (own == rows.end()) return;
+  const Rehearsal& needs = own->rehearsal;
+  const auto of = [](int64_t bytes, int64_t limit) {
+    return absl::StrCat(HumanBytes(static_cast<double>(bytes)), " of ",
+                        HumanBytes(static_cast<double>(limit)));
+  };
+  std::string text = of(needs.needed_bytes(), own->limits.device);
+  if (!needs.one_memory && needs.host_bytes() > 0) {
+    absl::StrAppend(&text, "; host ", of(needs.host_bytes(), own->limits.host));
+  }
+  if (needs.disk_bytes > 0 && own->limits.disk != INT64_MAX) {
+    absl::StrAppend(&text, "; disk ", of(needs.disk_bytes, own->limits.disk));
+  }
+  absl::PrintF("%s %s as it is: %s\n", own->run.config,
+               own->fits() ? "fits" : "does not fit", text);
+}
+
 void Print(const Memory& memory, const MemoryFlags& flags) {
+  PrintVerdict(memory.rows);
   if (!flags.more_configs.empty()) {
     absl::PrintF("%s: ", memory.rows.front().run.config);
   }
@@ -521,8 +583,8 @@ void Print(const Memory& memory, const MemoryFlags& flags) {
   absl::PrintF(
       "note: * is the config's own; fixed: what the program, its libraries and "
       "a GPU's context take\n"
-      "note: recompute off: only norms, GELU and SwiGLU; nothing: not even "
-      "those (keep_all); selective, full: by granularity\n");
+      "note: recompute keep_all: nothing; off: only norms, GELU and SwiGLU; "
+      "selective, full: by granularity\n");
   PrintFormulaNotes(memory.rows);
   for (const std::string& note : memory.notes) {
     absl::PrintF("note: %s\n", note);

@@ -93,11 +93,14 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
 
 }  // namespace
 
+const char* RecomputeText(Recompute recompute) {
+  return recompute == Recompute::kNothing ? "keep_all"
+                                          : RecomputeName(recompute);
+}
+
 std::string MemoryRow::Name() const {
-  std::string name = absl::StrCat("stage ", stage);
-  if (recompute != Recompute::kOff) {
-    absl::StrAppend(&name, ", recompute ", RecomputeName(recompute));
-  }
+  std::string name =
+      absl::StrCat("stage ", stage, ", recompute ", RecomputeText(recompute));
   if (offload != Offload::kNone) {
     absl::StrAppend(&name, ", offload ",
                     kOffloadNames[static_cast<int>(offload)]);

@@ -20,6 +20,10 @@
 
 namespace zero {
 
+// The config's word for it: "keep_all", or "off", "selective", "full". That
+// nothing is computed again and that recompute is off are two things.
+const char* RecomputeText(Recompute recompute);
+
 struct MemoryRow {
   RunOptions run;  // of this row, by its --set
   int stage;
