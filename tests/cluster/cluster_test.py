@@ -167,6 +167,7 @@ class ClusterTest(HostsTest):
     def test_a_job_whose_time_is_up_goes_on_where_it_was(self):
         steps = ["--set", "training.steps=400"]
         job = self.sbatch(JOBS + "/slurm.sbatch", "run.json", "--threads", "1",
+                          "--resume", "auto",
                           *steps)
         self.wait_for_steps(20)
         self.on("scancel", "--batch", "--signal=USR1", job)  # as --signal=B:

@@ -42,6 +42,19 @@ ranks_of() {  # OPTIONS...
   echo "$ranks"
 }
 
+# Sets `resume`, the user's --resume or auto, and `words`, the other options.
+take_resume() {  # CONFIG OPTIONS...
+  resume=auto words=()
+  while (($#)); do
+    case $1 in
+      --resume) (($# > 1)) || usage; resume=$2; shift ;;
+      --resume=*) resume=${1#*=} ;;
+      *) words+=("$1") ;;
+    esac
+    shift
+  done
+}
+
 sum_of() {  # NUMBERS...
   local sum=0 number
   for number; do sum=$((sum + number)); done

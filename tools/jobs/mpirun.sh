@@ -12,7 +12,7 @@
 #   --elastic MIN:MAX  each start uses the hosts of the file that answer, at
 #                      most MAX and at least MIN, with the same global batch
 #
-# It resumes by itself (--resume auto); another --resume is for the first start.
+# It adds --resume auto; a --resume of yours is used at the first start only.
 # Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint and stop. Exit code: zero's, 130
 # after such a stop (143 after SIGTERM), 85 after training.max_minutes.
 set -uo pipefail
@@ -50,15 +50,7 @@ fi
   { processes=${processes:-2}; options+=(--oversubscribe); }
 [ -z "$processes" ] || options+=(-n "$processes")
 
-resume=auto words=()
-while (($#)); do
-  case $1 in
-    --resume) (($# > 1)) || usage; resume=$2; shift ;;
-    --resume=*) resume=${1#*=} ;;
-    *) words+=("$1") ;;
-  esac
-  shift
-done
+take_resume "$@"
 set -- "${words[@]}"
 
 temporary=$(mktemp -d) || exit 2
