@@ -3,7 +3,7 @@
 // Strict everywhere. Each error is one line
 //   FILE:LINE:COLUMN: json.path: what was found, what is wanted; the remedy
 // and independent errors are reported together. If an override is at fault, the
-// line begins with `--set json.path`.
+// line begins with `--set json.path`, or `--set:` if several may be.
 #ifndef ZERO_ENGINE_CONFIG_LOAD_H_
 #define ZERO_ENGINE_CONFIG_LOAD_H_
 

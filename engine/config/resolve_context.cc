@@ -81,11 +81,15 @@ std::string ResolveContext::Missing(
   const bool relative = absl::c_any_of(files, [](const std::string& file) {
     return !absl::StartsWith(file, "/");
   });
-  if (relative && folder != ".") {
+  const bool elsewhere = relative && folder != ".";
+  if (elsewhere) {
     absl::StrAppend(&message, ", neither from the current folder nor from ",
-                    folder,
-                    "/; correct the name, or start zero in the folder that it "
-                    "is relative to");
+                    folder, "/");
+  }
+  absl::StrAppend(&message, "; correct the name");
+  if (elsewhere) {
+    absl::StrAppend(&message,
+                    ", or start zero in the folder that it is relative to");
   }
   return message;
 }

@@ -632,11 +632,11 @@ TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
 TEST(LoadTest, ParametersOfAnUnknownTypeAreNotASecondError) {
   EXPECT_EQ(ErrorOfSmall({R"(optimizer={"type": "Adafactor",
                              "params": {"clip_threshold": 1}})"}),
-            "--set optimizer: optimizer.type: \"Adafactor\" is not one of "
+            "--set optimizer.type: \"Adafactor\" is not one of "
             "AdamW, Adam, SGD, Lamb");
   EXPECT_EQ(ErrorOfSmall({R"(optimizer={"type": "auto",
                              "params": {"momemtum": 1}})"}),
-            "--set optimizer: optimizer.params.momemtum: unknown key; did you "
+            "--set optimizer.params.momemtum: unknown key; did you "
             "mean \"momentum\"?");
 }
 
@@ -1437,10 +1437,12 @@ TEST(FilesTest, PathsAreFoundFromHereOrBesideTheConfig) {
                 "/sub\" is a folder, want files: \"" + folder + "/sub/*\"");
   options.overrides = {"data.train=" + folder + "/b*.txt"};
   EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
-            "--set data.train: \"" + folder + "/b*.txt\" matches no file");
+            "--set data.train: \"" + folder +
+                "/b*.txt\" matches no file; correct the name");
   options.overrides = {"data.train=" + folder + "/{b,c}.txt"};
   EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
-            "--set data.train: \"" + folder + "/{b,c}.txt\" matches no file");
+            "--set data.train: \"" + folder +
+                "/{b,c}.txt\" matches no file; correct the name");
   options.overrides = {"data.train=auto"};
   EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
             "--set data.train: missing; want a file, a glob or a list of them, "
@@ -1456,11 +1458,13 @@ TEST(FilesTest, WhatARunWouldLackIsCollectedWhereNoRunIsMeant) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->lacking,
             (std::vector<std::string>{
-                "run.json:3: data.train: \"text.txt\" does not exist",
-                "--set: data.validation: \"v*.none\" matches no file",
+                "run.json:3: data.train: \"text.txt\" does not exist; correct "
+                "the name",
+                "--set: data.validation: \"v*.none\" matches no file; correct "
+                "the name",
                 "--set: data.tokenizer: want \"bytes\", \"none\" or the path "
                 "of a tokenizer.json, of a SentencePiece model or of a folder "
-                "with one; \"t.model\" does not exist"}));
+                "with one; \"t.model\" does not exist; correct the name"}));
   options.overrides = {"data.train=auto"};
   loaded = ParseConfig(kSmallConfig, "run.json", options);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
