@@ -145,7 +145,13 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     ZERO_RETURN_IF_ERROR(SaveLast());
     return SaveWeights();
   });
-  status.Update(checkpoints_->Finish());
+  const absl::Status saved = checkpoints_->Finish();
+  if (!status.ok() && !checkpoints_->last_save().ok() &&
+      checkpoints_->last_save() != status) {
+    console_->Line(
+        absl::StrCat("warning: ", checkpoints_->last_save().message()));
+  }
+  status.Update(saved);
   status = Rescue(status, *session_, record_, folder_.get());
   std::string parameters_hash;
   double peak_bytes = 0;
