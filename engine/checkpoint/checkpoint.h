@@ -207,7 +207,7 @@ class CheckpointReader {
   absl::StatusOr<std::vector<Slice>> Find(absl::string_view state,
                                           absl::string_view parameter,
                                           int64_t begin, int64_t elems) const;
-  // Whether `bytes` are what was written; DataLoss if not.
+  // Returns DataLoss if `bytes` are not what was written.
   absl::Status Check(const Block& block, absl::string_view bytes) const;
 
  private:

@@ -5,7 +5,7 @@
 // collective needs no new method there. The typed calls below build and check
 // that value. Bulk collectives take lists of segments: one call moves a whole
 // bucket, wherever its segments lie.
-// Errors latch: the first failure of any rank makes every rank's communicator
+//
 // Errors latch: after the first failure of any rank, every rank's communicator
 // of the group fails, at once and for good. status() names the rank, the
 // collective and the reason, and later work in the queue does nothing. A rank

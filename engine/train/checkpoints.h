@@ -52,7 +52,7 @@ class RunCheckpoints {
   bool MinutesPassed() const;
 
   // Begins a checkpoint of the current states, after any save in progress. Does
-  // nothing if this step was saved already, or if a save of it failed.
+  // nothing if this step was saved already.
   // Errors: those of the communicators, here and below; here and from Finish
   //         also last_save(), after which the run must end.
   absl::Status Save(const RunRecord& record);

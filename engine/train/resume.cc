@@ -165,8 +165,8 @@ class Resumption {
   absl::StatusOr<StateAccess::ReadNextFn> OpenStates(
       const CheckpointReader& reader,
       const std::vector<StateAccess::KeptRange>& wanted) const;
-  // For "auto": that the run of the folder has not reached its end without a
-  // checkpoint of it, which would repeat what is done.
+  // For "auto": refuses a run that finished without a checkpoint of its last
+  // step; training would start over.
   absl::Status CheckUnfinished(const std::vector<std::string>& present) const;
   absl::Status BesideAnother() const;
   absl::Status MoveAway() const;

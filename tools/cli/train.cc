@@ -191,7 +191,7 @@ absl::Status Train(TrainFlags flags) {
   NoteBusyCores(flags.run, &loaded);
   ZERO_RETURN_IF_ERROR(ChooseBackend(flags.run, loaded.config).status());
   const bool prints = IsRankZero(flags.run);
-  // mpirun gives its processes terminals whose output may go to a file.
+  // Under mpirun stdout is a pseudo-terminal even if its output goes to a file.
   const bool is_terminal = !flags.run.launch && isatty(STDOUT_FILENO);
   Console console(prints ? stdout : nullptr, is_terminal);
   Console silent(nullptr, /*is_terminal=*/false);

@@ -55,7 +55,7 @@ TEST(LinkTest, SaysWhatIsWrong) {
       {"-1MB/s,50us", "not a positive number of MB/s"},
       {"infMB/s,50us", "not a positive number of MB/s"},
       {"nanB/s,50us", "not a positive number of B/s"},
-      {"1GB/s,50", "the latency \"50\" is not a number of ns"},
+      {"1GB/s,50", "the latency \"50\" is neither 0 nor a number of ns"},
       {"1GB/s,-50us", "the latency \"-50us\""},
       {"1e-300GB/s,0", "the rate \"1e-300GB/s\" is below 100 B/s"},
       {"1GB/s,1000000h", "the latency \"1000000h\""},

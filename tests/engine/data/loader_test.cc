@@ -104,7 +104,7 @@ TEST_F(LoaderTest, DataSmallerThanOneBatchIsAnErrorWithTheNumbers) {
           .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("100 tokens = 6 samples"));
+              HasSubstr("100 tokens, which make 6 samples"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("to at most 6"));
 }
 
