@@ -227,11 +227,18 @@ class CliTest(unittest.TestCase):
             self.assertIn("traceEvents", self.read_json("trace.json"))
 
     def test_memory_says_why_stage_2_takes_as_much_as_stage_1(self):
-        args = ("memory", "config.json", "--ranks", "2", "--set")
-        note = "note: stage 2 takes as much as stage 1 where "
-        self.assertIn(note, self.ok(*args, "train_batch_size=16"))
+        args = ("memory", "config.json", "--set", "train_batch_size=16")
+        note = "note: stage 2 saves nothing over stage 1 here: "
+        self.assertIn(note, self.ok(*args, "--ranks", "2"))
+        self.assertNotIn(note, self.ok(*args, "gradient_accumulation_steps=2",
+                                       "--ranks", "2"))
+        # Nothing is sharded.
+        alone = self.ok(*args, "--ranks", "1")
+        self.assertIn("note: one rank has nothing to shard", alone)
+        self.assertNotIn(note, alone)
         self.assertNotIn(note, self.ok(
-            *args, "train_batch_size=16", "gradient_accumulation_steps=2"))
+            *args, "zero_optimization={\"stage\": 2, \"mics_shard_size\": 1}",
+            "--ranks", "2"))
 
     def test_memory_is_silent_about_paddings(self):
         # 128 bytes of 7 GB are no news.

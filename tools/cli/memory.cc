@@ -370,20 +370,22 @@ Json FitsAsJson(const Memory& memory) {
   return {{"config", memory.rows.front().run.config}, {"fits", fits}};
 }
 
-// Where stage 2 takes as much as stage 1, as nobody expects.
+// Notes that stage 2 may take as much memory as stage 1, and why.
 void AddStage2Note(Memory* memory) {
   for (size_t i = 1; i < memory->rows.size(); ++i) {
     const MemoryRow &row = memory->rows[i], &before = memory->rows[i - 1];
     if (row.stage != 2 || before.stage != 1) continue;
+    if (row.rehearsal.plan.shard.size == 1 || row.offload != Offload::kNone) {
+      continue;
+    }
     if (row.config.gradient_accumulation_steps > 1) return;
     if (row.rehearsal.ledger.total_peak_bytes() <
         0.99 * before.rehearsal.ledger.total_peak_bytes()) {
       continue;
     }
     memory->notes.push_back(
-        "stage 2 takes as much as stage 1 where the peak has few gradients: "
-        "with one micro-batch a step they take the memory that activations "
-        "give back");
+        "stage 2 saves nothing over stage 1 here: with one micro-batch a step, "
+        "gradients reuse the memory that activations free during backward");
     return;
   }
 }
