@@ -1,5 +1,7 @@
 #include "engine/train/trained_model.h"
 
+#include <filesystem>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -62,8 +64,14 @@ absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config) {
 
 std::string OtherDataOfRun(const std::string& model_dir, const Config& config) {
   using Json = nlohmann::ordered_json;
-  const std::string file =
-      FolderOf(std::string(absl::StripSuffix(model_dir, "/"))) + "/config.json";
+  const std::filesystem::path dir(
+      std::string(absl::StripSuffix(model_dir, "/")));
+  const std::string out_dir = FolderOf(dir);
+  if ((dir.filename() != "final" && dir.filename() != "final.failed") ||
+      !PathExists(out_dir + "/metrics.jsonl")) {
+    return "";
+  }
+  const std::string file = out_dir + "/config.json";
   const auto text = ReadFile(file);
   const Json was = Json::parse(text.ok() ? *text : "", /*cb=*/nullptr,
                                /*allow_exceptions=*/false);

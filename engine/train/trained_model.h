@@ -29,8 +29,8 @@ struct TrainedModel {
 //         failed: both say how to name a folder.
 absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config);
 
-// A remark if `model_dir` is final/ of a run whose config had other data to
-// evaluate than `config`; empty: the same, or unknown.
+// A remark if `model_dir` is final/ or final.failed/ of a run whose config had
+// other data to evaluate than `config`; empty: the same, or unknown.
 std::string OtherDataOfRun(const std::string& model_dir, const Config& config);
 
 }  // namespace zero

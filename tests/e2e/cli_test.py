@@ -1282,6 +1282,19 @@ class CliTest(unittest.TestCase):
         self.assertAlmostEqual(json.loads(result.stdout)["loss"], loss, places=6)
         self.assertEqual(self.zero("eval", "config.json", "--data",
                                    "text.txt").stderr, "")
+        # A config.json beside another model, or without a run, is no run's.
+        shutil.copytree(self.path("run/final"), self.path("gpt2"))
+        shutil.copytree(self.path("run/final"), self.path("final"))
+        self.write("other.json", json.dumps(
+            CONFIG | {"data": CONFIG["data"] | {"train": "text.txt"}}))
+        for model in ("gpt2", "final"):
+            self.assertEqual(self.zero("eval", "other.json", "--model",
+                                       model).stderr, "")
+        shutil.copy(self.path("run/metrics.jsonl"), self.path("."))
+        self.assertEqual(
+            self.zero("eval", "other.json", "--model", "gpt2").stderr, "")
+        self.assertIn("now [\"text.txt\"]", self.zero(
+            "eval", "other.json", "--model", "final").stderr)
 
     def test_training_goes_on_from_a_model_folder(self):
         first = self.train("run")
