@@ -398,9 +398,13 @@ class CliTest(unittest.TestCase):
         here = next(row for row in rows if row["as_configured"])
         least = min(row["peak_bytes"] for row in rows)
         memory = (here["peak_bytes"] + least) // 2
-        fits = json.loads(self.ok(
+        *rows, proposed = map(json.loads, self.ok(
             *args, "--json", "--fit", "--device-memory", "%dB" % memory,
-            "--fit-config", "fits.json").splitlines()[-1])["fits"]
+            "--fit-config", "fits.json").splitlines())
+        fits = proposed["fits"]
+        here = next(row for row in rows if row["as_configured"])
+        self.assertEqual(proposed["as_it_is"]["patch"], "")
+        self.assertEqual(proposed["as_it_is"]["peak_bytes"], here["peak_bytes"])
         self.assertGreater(len(fits), 1)
         seconds = [fit["assumed_seconds"] for fit in fits]
         self.assertEqual(seconds, sorted(seconds))
@@ -417,15 +421,20 @@ class CliTest(unittest.TestCase):
                              summary["predicted_peak_bytes"]["activations"])
             self.assertAlmostEqual(summary["peak_bytes"]["total"],
                                    fits[0]["peak_bytes"], delta=16 << 20)
-        # For people: the verdict first, then ways beside the config's own.
+        # For people: the verdict first, then the config's own above the ways.
         text = self.ok(*args, "--fit", "--device-memory", "%dB" % memory)
         self.assertRegex(text, r"\Aconfig\.json does not fit as it is: [0-9.]+ "
                                r"MiB of [0-9.]+ MiB\n")
-        self.assertIn("  (the config as it is)\n", text)
+        self.assertRegex(text, r"cheapest first; above them the config as it is, "
+                               r"to compare\n +peak .*\n.*  as it is \(does not "
+                               r"fit\)\n.*  --set ")
         starts = {line.index("--set ") for line in text.splitlines()
                   if "--set " in line}
         self.assertEqual(len(starts), 1, text)
-        self.assertRegex(self.ok(*args), r"\Aconfig\.json fits as it is: ")
+        text = self.ok(*args, "--fit")
+        self.assertRegex(text, r"\Aconfig\.json fits as it is: ")
+        self.assertRegex(text, r"to compare\n +peak .*\n.*  as it is\n")
+        self.assertEqual(text.count("  as it is"), 1)
         self.assertIn("'fits.json' exists", self.error(
             *args, "--fit", "--fit-config", "fits.json"))
         self.assertIn("several are named", self.error(

@@ -26,6 +26,7 @@
 #include "engine/train/memory_fit.h"
 #include "engine/train/metrics.h"
 #include "engine/train/session.h"
+#include "kernels/check.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
 #include "tools/cli/measured_run.h"
@@ -301,6 +302,14 @@ void PrintCsv(const std::vector<Memory>& memories, bool measures) {
   }
 }
 
+// The row of the config's own settings.
+const MemoryRow& OwnRow(const std::vector<MemoryRow>& rows) {
+  const auto own = absl::c_find_if(
+      rows, [](const MemoryRow& row) { return row.as_configured; });
+  ZERO_CHECK(own != rows.end());
+  return *own;
+}
+
 // How the config can run in the available memory.
 void PrintFits(const Memory& memory) {
   const std::string limit =
@@ -310,7 +319,8 @@ void PrintFits(const Memory& memory) {
     return;
   }
   absl::PrintF(
-      "fit: ways to run the same training in %s a rank, cheapest first\n",
+      "fit: ways to run the same training in %s a rank, cheapest first; above "
+      "them the config as it is, to compare\n",
       limit);
   std::vector<std::vector<std::string>> lines = {
       {"peak", "host", "disk", "sent/step", "FLOP/step", "seconds", ""}};
@@ -324,15 +334,11 @@ void PrintFits(const Memory& memory) {
                      absl::StrFormat("%.2e", fit.flops),
                      absl::StrFormat("%.3g", fit.seconds), what});
   };
-  // What the others compare with.
-  if (absl::c_none_of(memory.fits, [&](const FitProposal& fit) {
-        return fit.Patch(memory.config).empty();
-      })) {
-    add(memory.own, "(the config as it is)");
-  }
+  add(memory.own,
+      OwnRow(memory.rows).fits() ? "as it is" : "as it is (does not fit)");
   for (const FitProposal& fit : memory.fits) {
     const std::string patch = fit.Patch(memory.config);
-    add(fit, patch.empty() ? "as it is" : patch);
+    if (!patch.empty()) add(fit, patch);
   }
   PrintColumns(lines, /*ends_in_text=*/true);
   const MachineSpeed& speed = memory.speed;
@@ -357,17 +363,20 @@ void PrintFits(const Memory& memory) {
 }
 
 Json FitsAsJson(const Memory& memory) {
+  const auto as_json = [&](const FitProposal& fit) -> Json {
+    return {{"peak_bytes", fit.peak_bytes},
+            {"host_bytes", fit.host_bytes},
+            {"disk_bytes", fit.disk_bytes},
+            {"sent_bytes_per_step", fit.sent_bytes},
+            {"flops_per_step", fit.flops},
+            {"assumed_seconds", fit.seconds},
+            {"patch", fit.Patch(memory.config)}};
+  };
   Json fits = Json::array();
-  for (const FitProposal& fit : memory.fits) {
-    fits.push_back({{"peak_bytes", fit.peak_bytes},
-                    {"host_bytes", fit.host_bytes},
-                    {"disk_bytes", fit.disk_bytes},
-                    {"sent_bytes_per_step", fit.sent_bytes},
-                    {"flops_per_step", fit.flops},
-                    {"assumed_seconds", fit.seconds},
-                    {"patch", fit.Patch(memory.config)}});
-  }
-  return {{"config", memory.rows.front().run.config}, {"fits", fits}};
+  for (const FitProposal& fit : memory.fits) fits.push_back(as_json(fit));
+  return {{"config", memory.rows.front().run.config},
+          {"as_it_is", as_json(memory.own)},
+          {"fits", fits}};
 }
 
 // Notes that stage 2 may take as much memory as stage 1, and why.
@@ -556,23 +565,21 @@ absl::Status CheckAnythingFits(const std::vector<Memory>& memories) {
 
 // "CONFIG fits as it is: 20.30 GiB of 39.88 GiB".
 void PrintVerdict(const std::vector<MemoryRow>& rows) {
-  const auto own = absl::c_find_if(
-      rows, [](const MemoryRow& row) { return row.as_configured; });
-  if (own == rows.end()) return;
-  const Rehearsal& needs = own->rehearsal;
+  const MemoryRow& own = OwnRow(rows);
+  const Rehearsal& needs = own.rehearsal;
   const auto of = [](int64_t bytes, int64_t limit) {
     return absl::StrCat(HumanBytes(static_cast<double>(bytes)), " of ",
                         HumanBytes(static_cast<double>(limit)));
   };
-  std::string text = of(needs.needed_bytes(), own->limits.device);
+  std::string text = of(needs.needed_bytes(), own.limits.device);
   if (!needs.one_memory && needs.host_bytes() > 0) {
-    absl::StrAppend(&text, "; host ", of(needs.host_bytes(), own->limits.host));
+    absl::StrAppend(&text, "; host ", of(needs.host_bytes(), own.limits.host));
   }
-  if (needs.disk_bytes > 0 && own->limits.disk != INT64_MAX) {
-    absl::StrAppend(&text, "; disk ", of(needs.disk_bytes, own->limits.disk));
+  if (needs.disk_bytes > 0 && own.limits.disk != INT64_MAX) {
+    absl::StrAppend(&text, "; disk ", of(needs.disk_bytes, own.limits.disk));
   }
-  absl::PrintF("%s %s as it is: %s\n", own->run.config,
-               own->fits() ? "fits" : "does not fit", text);
+  absl::PrintF("%s %s as it is: %s\n", own.run.config,
+               own.fits() ? "fits" : "does not fit", text);
 }
 
 void Print(const Memory& memory, const MemoryFlags& flags) {
