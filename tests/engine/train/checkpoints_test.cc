@@ -268,26 +268,33 @@ TEST_F(CheckpointsTest, MinutesThatHavePassedAreACheckpointOnAllRanks) {
                                          "step-00000002", "step-00000003"));
 }
 
+// Of three ranks, the third neither fails nor leads: it waits for rank 0.
 TEST_F(CheckpointsTest, OneRanksFullDiskEndsTheRunAndTheLastOneStands) {
+  struct Case {
+    int world, full;
+  };
   for (const char* beside : {"true", "false"}) {
-    for (const int full : {0, 1}) {
-      SCOPED_TRACE(absl::StrCat(beside, " ", full));
+    for (const Case of : {Case{2, 0}, Case{2, 1}, Case{3, 1}}) {
+      SCOPED_TRACE(absl::StrCat(beside, ", rank ", of.full, " of ", of.world));
       std::filesystem::remove_all(dir_.File("run"));
       const Outcome outcome =
           Train({.overrides = {absl::StrCat("training.async_save=", beside)},
-                 .in_write = [full](int rank, int step) -> absl::Status {
+                 .world = of.world,
+                 .in_write = [full = of.full](int rank, int step) {
                    if (rank != full || step != 4) return absl::OkStatus();
                    return absl::ResourceExhaustedError("no space left");
                  }});
-      EXPECT_THAT(std::string(outcome.status.message()),
-                  HasSubstr(absl::StrCat("no checkpoint at step 4: ",
-                                         full == 0 ? "no space left"
-                                                   : "rank 1 on " + HostName() +
-                                                         " cannot write")));
+      EXPECT_THAT(
+          std::string(outcome.status.message()),
+          HasSubstr(absl::StrCat(
+              "no checkpoint at step 4: ",
+              of.full == 0 ? "no space left"
+                           : "rank 1 on " + HostName() + " cannot write")));
       EXPECT_THAT(Checkpoints(), ElementsAre("latest", "step-00000002"));
       // Neither silently nor much later.
       EXPECT_LE(Losses("run").size(), 6);
-      const Outcome resumed = Train({.overrides = {"training.resume=auto"}});
+      const Outcome resumed =
+          Train({.overrides = {"training.resume=auto"}, .world = of.world});
       ASSERT_TRUE(resumed.status.ok()) << resumed.status;
       EXPECT_THAT(resumed.printed, HasSubstr("step-00000002: step 2, "));
       EXPECT_THAT(Checkpoints(),
