@@ -58,7 +58,6 @@ Job DirectJob(Job job) {
   return job;
 }
 
-// Sums run in the order of direct; only the norm is added up in another one.
 // ---- All ways to reduce -----------------------------------------------------
 
 // The ranks, and those of a group; 0: one group.
@@ -235,28 +234,41 @@ TEST_P(WaysTest, ANonFiniteGradientOfOneRankSkipsTheStepOnAllAndIsNamed) {
 
 TEST_P(WaysTest, ARankThatLeavesIsNamedByAll) {
   ForEachStage([](const Job& job) {
-    ExpectALeaverIsNamedByAll(job, /*leaver=*/job.world - 1);
+    for (const int leaver : {1, job.world - 1}) {
+      ExpectALeaverIsNamedByAll(job, leaver);
+    }
   });
 }
 
 TEST_P(OtherWaysTest, TheNumbersAreThoseOfDirect) {
-  for (const OptimizerKind kind :
-       {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
-    Outcome first;
-    ForEachJob([&](Job job, bool is_first) {
-      job.options.optimizer.kind = kind;
-      // Several micro-steps add up in one of two orders, by the stage.
-      job.micro_steps = kind == OptimizerKind::kAdamW ? 3 : 1;
-      job.batch = 36;
-      const Outcome got = Train(job);
-      ExpectNear(got, Train(GetParam().Direct(job)));
-      if (job.micro_steps > 1) return;
-      if (is_first) first = got;
-      EXPECT_EQ(got, first);
-      SetBuckets(1, &job);
-      job.options.overlap = !job.options.overlap;
-      EXPECT_EQ(Train(job), first);
-    });
+  struct Case {
+    OptimizerKind optimizer;
+    int micro_steps;
+  };
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const Case of :
+         {Case{OptimizerKind::kAdamW, 1}, Case{OptimizerKind::kAdamW, 3},
+          Case{OptimizerKind::kLamb, 1}}) {
+      SCOPED_TRACE(testing::Message()
+                   << dtype << ", optimizer " << static_cast<int>(of.optimizer)
+                   << ", micro-steps " << of.micro_steps);
+      Outcome first;
+      ForEachJob([&](Job job, bool is_first) {
+        job.options.param_dtype = dtype;
+        job.options.optimizer.kind = of.optimizer;
+        job.micro_steps = of.micro_steps;
+        job.batch = 36;
+        const Outcome got = Train(job);
+        ExpectNear(got, Train(GetParam().Direct(job)));
+        // Several micro-steps add up in one of two orders, by the stage.
+        if (job.micro_steps > 1) return;
+        if (is_first) first = got;
+        EXPECT_EQ(got, first);
+        SetBuckets(1, &job);
+        job.options.overlap = !job.options.overlap;
+        EXPECT_EQ(Train(job), first);
+      });
+    }
   }
 }
 
@@ -265,15 +277,13 @@ TEST_P(OtherWaysTest, IntegersAddUpExactly) {
     ForEachJob([&](Job job, bool) {
       job.options.param_dtype = dtype;
       job.prepare = MakeGradientsIntegers;
-      const Outcome got = Train(job), want = Train(GetParam().Direct(job));
-      EXPECT_EQ(got.norms, want.norms);
-      EXPECT_EQ(got.parameters, want.parameters);
+      EXPECT_EQ(Train(job), Train(GetParam().Direct(job)));
     });
   }
 }
 
-// Rounded once to the sent dtype, or once per axis: the others by at most that
-// from direct, which rounds once.
+// Gradients are rounded to bf16 once, in groups once per axis; direct rounds
+// once. The norms differ by less than one rounding.
 TEST_P(OtherWaysTest, GradientsMayBeSentAsBf16) {
   Outcome first;
   ForEachJob([&](Job job, bool is_first) {
@@ -360,6 +370,7 @@ Job ServerJob(int world) {
   return job;
 }
 
+// Sums run in the order of direct; only the norm is added up in another one.
 TEST(ServerTest, WithoutClippingTheParametersAreThoseOfDirectToTheBit) {
   Job job = ServerJob(3);
   job.options.max_grad_norm = 0;
