@@ -21,7 +21,7 @@ struct ModelPreset {
   ModelConfig config;
 };
 
-// In the order in which `zero models` lists them.
+// All presets, in the order in which `zero models` lists them.
 const std::vector<ModelPreset>& ModelPresets();
 
 }  // namespace zero

@@ -313,7 +313,7 @@ std::string WriteHfConfig(const ModelConfig& config, DType dtype,
     out["attention_bias"] = false;
   }
   if (config.family == ModelFamily::kLlama) out["mlp_bias"] = false;
-  // Token files do not say: then the pretrained model's.
+  // Token files do not name these tokens; the pretrained model's are used.
   const auto token = [](int64_t known, const std::string& base) {
     if (known >= 0) return Json(known);
     return base.empty() ? Json() : Json::parse(base);

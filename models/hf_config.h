@@ -27,8 +27,9 @@ absl::StatusOr<ModelConfig> ReadHfConfig(const std::string& dir);
 absl::StatusOr<ModelConfig> ParseHfConfig(absl::string_view text,
                                           const std::string& file);
 
-// The text of a config.json. `dtype` is the weights'; `begin_of_text` and
-// `end_of_text` are the tokens around a text, < 0: the pretrained model's.
+// The text of a config.json. `dtype` is the weights' dtype. `begin_of_text` and
+// `end_of_text` are the tokens around a text; if negative, the pretrained
+// model's are written.
 std::string WriteHfConfig(const ModelConfig& config, DType dtype,
                           int64_t begin_of_text, int64_t end_of_text);
 

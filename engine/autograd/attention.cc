@@ -82,7 +82,7 @@ struct Call {
   }
 };
 
-// What backward reads of a call.
+// The tensors of a call that backward reads.
 struct Saved {
   SavedVar qkv;
   int qkv_slot = -1;

@@ -68,7 +68,7 @@ class Context {
 
   // The tape that ops record on; null: no gradients.
   Tape* tape = nullptr;
-  // What they recompute instead of keeping.
+  // What ops recompute in backward instead of keeping it.
   Recompute recompute = Recompute::kOff;
   // Dropout acts only while training, with this key of (seed, step).
   bool training = false;
@@ -77,10 +77,11 @@ class Context {
   BatchView batch;
   // Set while generating; null otherwise.
   KvCache* kv_cache = nullptr;
-  // The part of the vocabulary that the current unit computes with
-  // (Parameter::parts); carried through the parts, a loss's row statistics, or
-  // the logits of generation; and the most bytes of a micro-batch's logits that
-  // a loss may keep from forward to backward: more are recomputed.
+  // `part` is the part of the vocabulary that the current unit computes with
+  // (Parameter::parts). A loss's row statistics, or the logits of generation,
+  // are carried from part to part. A loss may keep at most
+  // max_kept_logits_bytes of a micro-batch's logits from forward to backward,
+  // and recomputes the rest.
   int part = 0;
   Tensor loss_rows, logits;
   int64_t max_kept_logits_bytes = 0;

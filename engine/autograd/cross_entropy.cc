@@ -89,7 +89,7 @@ Var LinearCrossEntropyPart(Context& ctx, const Var& x, const Weight& w,
   if (!wants_grad) return last ? Var() : Var(x.value);
 
   const int slot = last ? -1 : ctx.tape->NewSlot();
-  // The value, not its recipe: all parts keep this one.
+  // The value is captured, not its recipe: all parts keep this one.
   ctx.tape->Record(
       "linear_cross_entropy", {&w},
       [x = x.value, x_slot = x.slot, &w, slot, loss_rows, logits, dx,

@@ -40,7 +40,8 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
                         {act, pre_act.vector(), hidden[0].vector()});
     return hidden;
   }));
-  // In two, so that the second product's gradients come before the first's.
+  // Backward is two nodes, so that the second product's gradients come before
+  // the first's.
   ctx.tape->Record("gelu_mlp_in", {&w1, b1},
                    [pre_slot, x = SavedVar(x), x_slot = x.slot, w1 = &w1,
                     b1_sink = SinkOf(b1)](Context& c, Tape& tape) {

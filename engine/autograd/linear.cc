@@ -67,7 +67,7 @@ Var Linear(Context& ctx, const Var& x, const Weight& w, const Weight* bias,
   if (!WantsGrad(ctx, {x.slot, residual_slot}, {&w, bias})) return y;
 
   const int slot = y.slot = ctx.tape->NewSlot();
-  // One that adds a residual ends a unit, where it is not read.
+  // A product that adds a residual ends its unit, where no op reads it.
   if (ctx.recompute >= Recompute::kSelective && residual == nullptr) {
     y.recipe = std::make_shared<Recipe>(
         [x = SavedVar(x), w = &w, bias](Context& c) -> std::vector<Tensor> {

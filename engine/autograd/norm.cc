@@ -66,13 +66,13 @@ Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
       [kind = norm.kind, weight = norm.weight, bias_sink = SinkOf(norm.bias),
        sum = SavedVar(sum), sum_slot = sum.slot, results = y.recipe,
        y_slot = y.slot, inputs = std::move(inputs)](Context& c, Tape& tape) {
-        // Of a Norm's input: what has reached it so far.
+        // The gradient that has reached the norm's input so far.
         Tensor dsum = tape.Take(sum_slot);
         const Tensor dy = tape.Take(y_slot);
         if (!dy.defined() && !dsum.defined()) return;
-        // In place only where the arena has no hole for dx. dsum may be the
-        // last activation: for as long as it stays there, gradients of weights
-        // cannot take what backward frees below it.
+        // dx overwrites another tensor only if the arena has no hole for it.
+        // dsum may be the last activation: while it stays there, gradients of
+        // weights cannot take what backward frees below it.
         const bool in_place =
             dsum.defined() &&
             (!dy.defined() ||

@@ -94,13 +94,14 @@ struct GradSink {
   Tensor grad;           // fp32 or the parameter's dtype
   bool written = false;  // false: the next write overwrites
   int phase = 0;         // of Tape::Backward, in which `grad` may be written
-  // For a table whose other writer runs at the end of backward: a loss defers
-  // its write until then, so that `grad` is not needed earlier. The writer runs
-  // `pending` first.
+  // Set for a table whose other writer runs at the end of backward: a loss
+  // defers its write until then, so that `grad` is not needed earlier. The
+  // writer runs `pending` first.
   bool waits = false;
   std::function<void(Context&)> pending;
-  // For a table: if defined, `rows` [M, C] receive Embedding's addends to
-  // `grad`, row by row. Their owner adds them, by the batch's tokens.
+  // Set for a table whose gradient is exchanged by rows. If `rows` [M, C] is
+  // defined, it receives Embedding's addends to `grad`, row by row; their owner
+  // adds them, by the batch's tokens.
   bool by_rows = false;
   Tensor rows;
   bool has_rows = false;

@@ -80,7 +80,7 @@ enum class Offload { kNone, kOptimizer, kAll };
 inline constexpr const char* kOffloadNames[] = {"-", "optimizer", "all"};
 inline constexpr Offload kOffloads[] = {Offload::kNone, Offload::kOptimizer,
                                         Offload::kAll};
-// The lowest ZeRO stage that allows it.
+// The lowest ZeRO stage that allows `offload`.
 inline int64_t FirstStageOf(Offload offload) {
   return offload == Offload::kNone ? 0 : offload == Offload::kOptimizer ? 1 : 3;
 }
@@ -96,8 +96,8 @@ struct ZeroConfig {
   int64_t reduce_bucket_size = 6'553'600;
   int64_t allgather_bucket_size = 6'553'600;
   bool overlap_comm = true;
-  // For sharded parameters (engine/zero/schedule.h); -1: one unit ahead, and
-  // two units in place.
+  // Limits for sharded parameters (engine/zero/schedule.h). -1: one unit is
+  // prefetched, and two units are in place.
   int64_t stage3_prefetch_bucket_size = -1;
   int64_t stage3_max_live_parameters = -1;
   int64_t stage3_max_reuse_distance = -1;
@@ -142,7 +142,7 @@ struct ZeroConfig {
   bool DelaysUpdateOf(int64_t index) const {
     return delayed_update && index >= delayed_update_warmup_steps;
   }
-  // How many of `world` ranks share the states. A single rank does not ask.
+  // How many of `world` ranks share the states; a single rank keeps its own.
   int64_t shards(int64_t world) const {
     return mics_shard_size > 0 && world > 1 ? mics_shard_size : world;
   }
@@ -183,7 +183,7 @@ enum class CommunicationBackend {
 struct CommunicationConfig {
   // Changes the order of sums.
   CommunicationAlgorithm algorithm = CommunicationAlgorithm::kDirect;
-  // For kHierarchical; 0: the launcher's.
+  // Read only by kHierarchical; 0: the launcher's number.
   int64_t ranks_per_host = 0;
   CommunicationBackend backend = CommunicationBackend::kAuto;
   // Changes when a run fails.
@@ -299,7 +299,8 @@ struct Config {
   DataConfig data;
   TrainingConfig training;
 
-  // Change speed and memory, and no bit but of GELU kept on a GPU.
+  // The following fields change speed and memory. None changes a result, except
+  // that GELU kept on a GPU may round differently.
   bool split_master_weights = true;                    // of bf16; "data_types"
   bool activation_checkpointing = false;               // ".enabled"
   Recompute recompute_granularity = Recompute::kFull;  // then
@@ -320,7 +321,7 @@ struct Config {
     return bf16 ? DType::kBF16 : fp16.enabled ? DType::kF16 : DType::kF32;
   }
 
-  // By the three keys of activation_checkpointing.
+  // The recompute level that the three keys of activation_checkpointing choose.
   Recompute recompute() const {
     return activation_checkpointing ? recompute_granularity
            : keep_all_activations   ? Recompute::kNothing

@@ -63,7 +63,8 @@ struct KeySpec {
   bool below_max = false;  // < max instead of <= max
   std::vector<std::string> choices;
   bool any_case = false;  // choices are compared without regard to case
-  // For an integer: accepts a fraction, as Hugging Face's Trainer writes it.
+  // An integer key also accepts a fraction and rounds it down: Hugging Face's
+  // Trainer writes some of them so.
   bool rounds_down = false;
 
   // Values (as JSON text without quotes) that are not built yet.
@@ -73,10 +74,10 @@ struct KeySpec {
   // ignored one leaves no note. "disabled" is an object with "enabled": false.
   std::string harmless;
 
-  // The value if it is not given and differs from the field's default.
+  // The value of a key that is not given, in words; empty: the field's default.
   std::string derived;
-  // Not printed while its value is the in-class default, which means "unset".
-  // A section may be null, DeepSpeed's word for off.
+  // The key is not printed while its value is the in-class default, which means
+  // "unset". A section may be null, DeepSpeed's word for off.
   bool may_be_unset = false;
   // Null: always. Otherwise whether the key belongs to the configured family,
   // optimizer, scheduler, ...; a key that does not apply cannot be given.

@@ -211,7 +211,7 @@ class Loader {
       if (node.key == "params" && TypeIsRefused(object, parent)) continue;
       if (key == nullptr) {
         std::string hint = NearestKey(parent, node.key);
-        // A long list: once for each object.
+        // The list is long, so it is printed once per object.
         if (hint.empty() && listed_.insert(parent).second) {
           hint = KnownKeys(parent);
         }
@@ -281,7 +281,8 @@ class Loader {
     given_.keys[key.path] = {*std::move(value), node.place};
   }
 
-  // Their meaning, unless another value is given.
+  // An old name sets the key that replaced it. If that key is given too, both
+  // must say the same.
   void ReadOldNames() {
     for (const auto& [key, node] : std::exchange(old_names_, {})) {
       if (key->kind == KeyKind::kOpaque) {

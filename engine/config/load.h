@@ -18,7 +18,7 @@
 
 namespace zero {
 
-// What a missing file of the config (data, tokenizer) means.
+// How a missing file that the config names (data, tokenizer) is treated.
 enum class MissingFiles {
   kError,    // a run: data.train is required as well
   kCollect,  // `zero config`: LoadedConfig::lacking
@@ -52,10 +52,10 @@ struct LoadedConfig {
   // JSON path -> "default", "FILE:LINE", "--set", "preset NAME",
   // "DIR/config.json" or "derived: FORMULA".
   std::map<std::string, std::string> origins;
-  // To be printed: accepted and ignored keys, with the reason, and other
+  // Lines to print: accepted and ignored keys, with the reason, and other
   // remarks.
   std::vector<std::string> notes;
-  // With MissingFiles::kCollect: why a run would not start here.
+  // Why a run would not start here. Filled only with MissingFiles::kCollect.
   std::vector<std::string> lacking;
 };
 

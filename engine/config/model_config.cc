@@ -51,7 +51,7 @@ double BodyElems(const ModelConfig& c) {
   return BlocksElems(c) + norm_vectors * static_cast<double>(c.hidden_size);
 }
 
-// The L q s of the formulas.
+// layers * heads * head_dim * sequence_length, a factor of both formulas.
 double AttentionElems(const ModelConfig& c, int64_t sequence_length) {
   return static_cast<double>(c.num_hidden_layers) *
          static_cast<double>(c.num_attention_heads * c.head_dim) *

@@ -100,16 +100,16 @@ int64_t NumParameters(const ModelConfig& config);
 double FlopsPerToken(const ModelConfig& config, int64_t sequence_length,
                      bool causal = false);
 
-// What recomputing adds to that: 2 * (weights of q, k, v and the FFN's first
-// layer); fully also those of attention's output and 4 * layers * heads *
-// head_dim * sequence_length. A block's last product and the head are never
-// recomputed.
+// Floating-point operations per token that recompute adds to FlopsPerToken: 2 *
+// (weights of q, k, v and the FFN's first layer). Full recompute also repeats 2
+// * (weights of attention's output) and 4 * layers * heads * head_dim *
+// sequence_length. A block's last product and the head are never recomputed.
 double RecomputedFlopsPerToken(const ModelConfig& config,
                                int64_t sequence_length, Recompute level);
 
-// Elements per token that passes over memory read and write to compute again
-// what no product gives: a block's two norms, its GELU or SwiGLU, and q and k
-// where they are normalized.
+// Elements per token that are read and written to recompute everything but
+// matrix products: a block's two norms, its GELU or SwiGLU, and q and k where
+// they are normalized.
 double RecomputedPassElemsPerToken(const ModelConfig& config, Recompute level);
 
 // Where presets and pretrained folders come from; implemented by models/, so

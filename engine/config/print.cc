@@ -120,7 +120,8 @@ Config WhereItApplies(const KeySpec& key) {
   return config;
 }
 
-// Empty: it has none, as a model's family and sizes.
+// The default of a key as text. It is empty for keys without one, such as a
+// model's family and sizes.
 std::string DefaultText(const KeySpec& key) {
   if (key.get == nullptr || !key.derived.empty() || key.may_be_unset) return "";
   const KeyValue value = key.get(WhereItApplies(key));

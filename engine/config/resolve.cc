@@ -335,7 +335,8 @@ class Resolver : public BatchResolver {
                      " is 0 and shards nothing; delete it, or "
                      "raise the stage");
     }
-    // One rank has nothing to shard: zero eval reads the config of a run.
+    // One rank has nothing to shard. `zero eval` loads the config of a run on
+    // one rank.
     if (world == 1 || world % size == 0) return;
     std::vector<int64_t> divisors;
     for (int64_t d = 1; d <= world; ++d) {
@@ -388,7 +389,8 @@ class Resolver : public BatchResolver {
     ZeroConfig& zero = config_.zero_optimization;
     const std::string section = "zero_optimization.";
     const std::string optimizer = section + "offload_optimizer.device";
-    // As in DeepSpeed, whose examples have it at stage 2: ignored, with a note.
+    // DeepSpeed ignores it too, and its examples set it at stage 2: a note is
+    // enough.
     if (zero.stage == 1 || zero.stage == 2) {
       zero.offload_param = OffloadDevice::kNone;
     }

@@ -27,7 +27,8 @@ struct GivenKeys {
   // keys.
   std::map<std::string, JsonPlace> autos;
   std::map<std::string, JsonPlace> objects;
-  // By JsonPlace::source: the file, then "--set a.b" for each override.
+  // The names of the texts, indexed by JsonPlace::source: the file, then "--set
+  // a.b" for each override.
   std::vector<std::string> sources;
 };
 
@@ -76,7 +77,8 @@ class ResolveContext {
   std::string Locate(const std::string& path) const;
   // Whether `path` exists.
   static bool Exists(const std::string& path);
-  // That `files` are not found, where they were searched, and the remedy.
+  // A message that `files` are not found, where they were searched for, and the
+  // remedy.
   std::string Missing(const std::vector<std::string>& files) const;
   // Reports a missing file that a run would need.
   void Lacking(const std::string& path, const std::string& message);
@@ -132,7 +134,7 @@ class BatchResolver : public ModelResolver {
   void Batch();
 
  private:
-  // With elasticity.enabled: all three.
+  // Derives all three if elasticity.enabled is true.
   void Elastic();
   bool ElasticKeys();
   void Choose(const std::string& path, int64_t value, int64_t* field);

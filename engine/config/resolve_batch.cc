@@ -100,7 +100,7 @@ void BatchResolver::Batch() {
   }
 }
 
-// Whether the keys that choose the batch are there and fit each other.
+// Whether the keys that choose the batch are given and agree with each other.
 bool BatchResolver::ElasticKeys() {
   const ElasticityConfig& elastic = config_.elasticity;
   bool good = true;

@@ -8,7 +8,8 @@
 namespace zero {
 namespace {
 
-// As in the Rust library that Hugging Face matches these with.
+// Whether `text` ends in a word, as the Rust library behind Hugging Face's
+// tokenizers defines it.
 bool EndsInWord(absl::string_view text, RegexScratch* scratch) {
   static const auto& regex = *new Regex(Regex::FromPcre(
       "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}]\\z"));

@@ -46,7 +46,7 @@ class AddedTokens {
   const AddedToken* Find(absl::string_view text) const;
 
   std::vector<AddedToken> tokens_;
-  // By first byte, longest first.
+  // Indices of the tokens by their first byte, the longest token first.
   std::array<std::vector<uint32_t>, 256> by_byte_;
   bool all_special_ = true;
 };

@@ -1,5 +1,6 @@
-// Byte-pair encoding: a word's bytes become tokens, and the neighbours whose
-// merge was learned first are merged until none is known.
+// Byte-pair encoding: a word's bytes become tokens. The adjacent pair whose
+// merge was learned first is merged, again and again, until no pair has a
+// merge.
 #ifndef ZERO_ENGINE_DATA_BPE_H_
 #define ZERO_ENGINE_DATA_BPE_H_
 
@@ -43,15 +44,15 @@ class BpeScratch {
   std::vector<int32_t> ids_;
   size_t num_words_ = 0;
 
-  // A token of the word, in a list; merged ones leave it.
+  // One token of the word in a linked list; a merged token leaves the list.
   struct Symbol {
     int32_t id, previous, next;  // id < 0: removed; next < 0: the last one
   };
-  // Neighbours that can merge: left at `position`.
+  // An adjacent pair that can merge; its left token is at `position`.
   struct Candidate {
     uint32_t rank;
     int32_t position, left, right, result;
-    // For std::push_heap, which has the largest on top.
+    // The order for std::push_heap, which keeps the largest on top.
     bool operator<(const Candidate& other) const {
       return rank != other.rank ? rank > other.rank : position > other.position;
     }

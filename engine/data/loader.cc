@@ -35,13 +35,13 @@ void Resize(const BatchShape& shape, Batch* batch) {
   }
 }
 
-// Windows that start in the source, the last one maybe not full.
+// The number of windows that start in the source; the last may be partial.
 int64_t NumWindows(const TokenSource& source, int64_t length) {
   if (source.rows() != nullptr) return source.rows()->num_rows();
   return CeilDiv(std::max<int64_t>(source.size() - 1, 0), length);
 }
 
-// Targets that count in the first `windows` of them.
+// The number of counted targets in the first `windows` windows.
 int64_t NumTargets(const TokenSource& source, int64_t windows, int64_t length) {
   const PackedRows* const rows = source.rows();
   if (rows == nullptr) return std::min(source.size() - 1, windows * length);

@@ -30,7 +30,7 @@
 
 namespace zero {
 
-// As document_token: every row is one sequence.
+// The `document_token` that cuts no row: every row is one sequence.
 inline constexpr int32_t kNoDocumentToken = -1;
 
 // One micro-batch of one rank. Legend: B batch_size, T sequence_length.
@@ -64,7 +64,7 @@ class Loader {
   // Overwrites `batch` (its memory is reused). Steps count from 0 over the run.
   void Fill(int64_t step, int64_t micro_step, int64_t rank, Batch* batch) const;
 
-  // steps_per_epoch(), dropped_per_epoch() ...
+  // The sampler, for steps_per_epoch(), dropped_per_epoch() and the like.
   const Sampler& sampler() const { return sampler_; }
 
  private:

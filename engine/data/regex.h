@@ -41,7 +41,7 @@ class Regex {
   //         construct that Oniguruma and PCRE2 read differently.
   static absl::StatusOr<Regex> FromOniguruma(absl::string_view pattern);
 
-  // In PCRE2's own syntax. REQUIRES: it is valid.
+  // Compiles a pattern in PCRE2's own syntax. REQUIRES: the pattern is valid.
   static Regex FromPcre(absl::string_view pattern);
 
   // Matches `text` itself.

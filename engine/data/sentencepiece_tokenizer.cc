@@ -156,7 +156,7 @@ class LineReader : public sentencepiece::SentenceIterator {
   absl::string_view TakeLine(absl::string_view text) {
     const size_t end = std::min(text.find('\n', at_), text.size());
     size_t stop = std::min(end, at_ + kLongestTrainingLine);
-    // Not within a character: back over UTF-8's continuation bytes.
+    // A cut within a character moves back over UTF-8's continuation bytes.
     while (stop < end && stop > at_ + 1 && (text[stop] & 0xC0) == 0x80) --stop;
     const absl::string_view line = text.substr(at_, stop - at_);
     at_ = stop == end ? end + 1 : stop;

@@ -28,7 +28,7 @@ inline constexpr const char* kSplitBehaviorNames[] = {
 
 // One pre-tokenizer; the next one cuts its words further.
 struct SplitStage {
-  // A space before every word that lacks one.
+  // Prepends a space to every word that lacks one.
   bool add_prefix_space = false;
   absl::optional<Regex> regex = {};  // none: no cuts
   SplitBehavior behavior = SplitBehavior::kIsolated;

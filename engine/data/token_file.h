@@ -38,8 +38,8 @@ inline constexpr int64_t kByteVocabSize = 257;
 // A target that is not counted in the loss.
 inline constexpr int32_t kIgnoredTarget = -1;
 
-// Samples packed into rows (samples.h). T tokens each, of several sequences
-// that do not see each other.
+// Samples packed into rows (samples.h). Each row has T tokens of several
+// sequences, which do not see each other.
 struct PackedRows {
   int64_t length = 0;              // T
   std::vector<int32_t> tokens;     // [rows * T]; 0 where a row is not full
@@ -94,7 +94,8 @@ class TokenSource {
   // REQUIRES: not empty.
   static std::unique_ptr<TokenSource> FromRows(const std::string& path,
                                                PackedRows rows);
-  // Null: the tokens are one stream, each predicting the next.
+  // The packed rows; null if the tokens are one stream, each predicting the
+  // next.
   const PackedRows* rows() const { return rows_.get(); }
 
   // Number of tokens, separators between text files included.

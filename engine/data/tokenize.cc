@@ -29,7 +29,7 @@ namespace {
 
 // Text encoded at once.
 constexpr size_t kPieceBytes = size_t{1} << 18;
-// Pieces that wait for each thread, so that none idles, and in memory.
+// Pieces queued per thread: enough that no thread idles, all held in memory.
 constexpr size_t kPiecesPerThread = 8;
 // How far to search for a cut that is unlikely to divide a token.
 constexpr size_t kGoodCutBytes = size_t{1} << 16;
@@ -140,7 +140,7 @@ class ParallelEncoder {
     return absl::OkStatus();
   }
 
-  // Encodes and writes what waits.
+  // Encodes and writes the pieces that are still queued.
   absl::Status Finish() {
     ZERO_RETURN_IF_ERROR(EncodePieces());
     for (Piece& piece : pieces_) ZERO_RETURN_IF_ERROR(Write(&piece));
@@ -217,7 +217,7 @@ class ParallelEncoder {
   std::vector<Piece> pieces_;
   size_t waiting_ = 0;  // bytes of them
   int64_t encoded_ = 0;
-  // Within the document being written.
+  // Bytes of the current document that are written.
   size_t written_ = 0;
   size_t tried_ = 0;  // bytes after `written_` that ended within a token
 };

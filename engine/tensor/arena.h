@@ -92,14 +92,15 @@ class Arena {
   // operating system (first touch costs up to seconds per GiB). CPU only.
   void Touch();
 
-  // Its resident bytes. CPU only.
+  // How many of the arena's bytes are resident. CPU only.
   int64_t ResidentBytes() const;
 
-  // In tests: freed memory is filled with NaNs, so that a use after free
-  // shows. CPU only.
+  // Fills freed memory with NaNs, so that a test sees a use after free. CPU
+  // only.
   void set_poison_freed(bool poison) { poison_freed_ = poison; }
 
-  // Keeps `held` alive as long as the memory: its registrations.
+  // Keeps `held`, such as a registration of the memory, alive as long as the
+  // memory.
   void Hold(std::shared_ptr<void> held) { held_.push_back(std::move(held)); }
 
   Device& device() const { return *device_; }

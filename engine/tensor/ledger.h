@@ -55,7 +55,7 @@ class MemoryLedger {
   const ByCategory& peaks() const { return peak_; }
   const ByCategory& at_peak() const { return at_peak_; }
 
-  // The nonzero ones, by name.
+  // The categories that are not zero, by name.
   using NamedBytes = std::vector<std::pair<const char*, int64_t>>;
   static NamedBytes Parts(const ByCategory& bytes);
 

@@ -53,10 +53,10 @@ class Tensor {
   // overwritten. Borrowed memory is never unique.
   bool unique() const { return block_ != nullptr && block_.use_count() == 1; }
 
-  // Rows = product of all dimensions but the last.
+  // The tensor as a matrix; its rows are all dimensions but the last.
   Matrix matrix() const;
   Vector vector() const { return {data_, dtype_, num_elems()}; }
-  // One row of the last dimension per row, as kernels/ops.h's Rows.
+  // The tensor as rows of its last dimension (Rows in kernels/ops.h).
   Rows rows() const;
 
  private:

@@ -8,8 +8,8 @@ namespace zero::cpu {
 namespace {
 
 // Queries that one forward task takes: keys and values are read into panels
-// once for all of them. Short if there are too few heads for the threads. A
-// tile's bits are the same either way.
+// once for all of them. The block is short if there are too few heads to occupy
+// all threads. A tile's bits are the same either way.
 int64_t QueryBlock(const AttentionShape& shape, int num_threads) {
   const int64_t heads = shape.batch * shape.num_heads;
   return heads >= num_threads ? 4 * kQueryTile : kQueryTile;

@@ -54,7 +54,7 @@ int64_t FirstKey(const Args& args, int64_t b, int64_t q) {
   if (args.packed.positions == nullptr) return 0;
   return q - args.packed.positions[b * args.shape.q_len + q];
 }
-// The first key of its tile.
+// The first key of the tile that FirstKey's result is in.
 template <class Args>
 int64_t FirstKeyTile(const Args& args, int64_t b, int64_t q) {
   return FirstKey(args, b, q) / kKeyTile * kKeyTile;

@@ -478,8 +478,8 @@ void BackwardTask(const AttentionBackwardArgs& args,
           }
         }
         if (!task.write_dkv) continue;
-        // All queries see the first keys; each further group of keys is seen
-        // by one group of queries less. Tiles begin at multiples of groups.
+        // All queries see the first keys; each further group of keys is seen by
+        // one group of queries fewer. Tiles begin at multiples of groups.
         const int64_t full = std::clamp<int64_t>(q - key, 0, tile_keys);
         for (int64_t j = 0, i = 0; j < tile_keys;) {
           const int64_t m =

@@ -140,7 +140,7 @@ void CpuOps::LinearCrossEntropy(Stream& stream,
       return LossProducts(args, part, all, chunks.grad_dtype,
                           {row, rows, kept ? row : 0}, dx_sum, dw_written);
     };
-    // For each row of a part's logits, with its target valid or not.
+    // Visits each row of a part's logits, with the target's index in the part.
     const auto for_each_row = [&](const LossProducts& p, const auto& visit) {
       ParallelRanges(num_threads_, rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {

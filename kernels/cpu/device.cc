@@ -267,7 +267,7 @@ CpuDevice::CpuDevice(const Options& options)
   ZERO_CHECK_GE(options.num_threads, 1);
   const int host_threads =
       options.host_threads > 0 ? options.host_threads : options.num_threads;
-  // A host's threads stay on their nodes, those that compute do not.
+  // A host's threads stay on their nodes; compute threads do not.
   if (!options.is_host &&
       (host_threads != options.num_threads || ReadNumaNodes().size() > 1)) {
     host_ = std::make_unique<CpuDevice>(

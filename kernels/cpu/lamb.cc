@@ -91,7 +91,7 @@ HWY_EXPORT(ApplyRange);
 
 namespace {
 
-// A run of a range, for sums of squares.
+// A run of elements of one range, and the sums of its squares.
 struct Run {
   size_t range;
   int64_t begin, end;

@@ -195,7 +195,7 @@ struct MatmulCache::Impl {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   absl::flat_hash_map<Key, Tiling> tilings;
-  // By the tile's product. Unchanged while a product runs.
+  // Primitives by the tile's product. Nothing is added while a product runs.
   absl::flat_hash_map<Key, std::unique_ptr<Primitive>> primitives;
 
   bool Native(DType dtype) const {
@@ -209,7 +209,7 @@ struct MatmulCache::Impl {
   std::optional<dnnl::matmul::primitive_desc> TryDescribe(const Product& p,
                                                           const Shape& s);
 
-  // On one thread of the team.
+  // Runs on one thread of the team.
   void RunNative(const Product& tile, void* scratch);
 };
 

@@ -34,7 +34,7 @@ bool HasFastBf16();
 
 class MatmulCache {
  public:
-  // Workspace of a product and thread, at most.
+  // The most workspace that one thread of a product takes.
   static constexpr size_t kThreadBytes = size_t{4} << 20;
 
   MatmulCache(int num_threads, LowPrecision low_precision);

@@ -128,7 +128,7 @@ class HeadUnit : public DecoderUnit {
   Parameter* words;
 
  private:
-  // The first part does it for all.
+  // The first part normalizes for all parts.
   Var Normed(Context& ctx, const Var& in) const {
     return ctx.part == 0 ? Norm(ctx, in, norm.weights()) : in;
   }
@@ -157,8 +157,8 @@ class Decoder : public Model {
   }
 
  protected:
-  // `block`: what a Block takes behind the config and its number. The names
-  // are those of EmbeddingUnit's and HeadUnit's parameters.
+  // `block`: a Block's constructor arguments after the config and its number.
+  // The names are those of EmbeddingUnit's and HeadUnit's parameters.
   template <typename... Args>
   Decoder(const ModelConfig& config, const char* words, const char* positions,
           const char* norm, const Args&... block)

@@ -17,7 +17,8 @@ inline Weight WordsOf(const Parameter& table) {
   return {.value = table.weight.value.Slice(0, table.shape)};
 }
 
-// The part of a table in parts that is in place, and which it is.
+// The part of a table that the current unit computes with (Context::part), as a
+// weight and as rows of the table.
 inline const Weight& PartOf(const Context& ctx, const Parameter& table) {
   return table.parts[ctx.part];
 }

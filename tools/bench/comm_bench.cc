@@ -51,7 +51,7 @@ struct Group {
   const Options options;
   const int64_t piece_bytes;  // of each rank
   std::barrier<> together;
-  // Memory of each rank of one process, of a piece for every rank.
+  // Each rank's memory in this process, with one piece for every rank.
   std::vector<char*> full;
   bool enough = false;
 };
@@ -166,7 +166,7 @@ class Bench {
     return said != 0 || !rank_.status().ok();
   }
 
-  // Alternates both on all ranks.
+  // Times ours and the plain loop alternately, on all ranks.
   void Measure(const std::string& op, const std::string& shape, DType dtype,
                const char* unit, double amount,
                const std::function<void()>& ours,

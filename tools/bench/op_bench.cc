@@ -60,7 +60,7 @@ struct Work {
 
 class Bench {
  public:
-  // Of ops on data of `dtype`.
+  // Measures ops on data of `dtype`.
   Bench(Device& device, const Options& options, DType dtype)
       : device_(device),
         options_(options),
@@ -488,7 +488,7 @@ class Bench {
             1.0 * (read_bytes + write_bytes)};
   }
 
-  // Seconds of one of several calls.
+  // The mean seconds per call over `calls` calls.
   double SecondsOf(const Call& run, int calls) {
     const auto all = [&] {
       for (int i = 0; i < calls; ++i) run();
@@ -654,7 +654,8 @@ int Main(int argc, char** argv) {
                "time by the thread's CPU clock; needs --threads 1");
   CLI11_PARSE(app, argc, argv);
   if (options.cpu_time) Clock() = CLOCK_THREAD_CPUTIME_ID;
-  // A GPU's best rate, not the library's first choice.
+  // A GPU's products take the fastest algorithm, not the library's first
+  // choice.
   const absl::Status status = CatchExceptions([&]() -> absl::Status {
     ZERO_ASSIGN_OR_RETURN(
         const auto device,

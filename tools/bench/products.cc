@@ -33,7 +33,7 @@ dnnl::memory::data_type TypeOf(DType dtype) {
   }
 }
 
-// A [rows, cols] operand, stored so or transposed.
+// A [rows, cols] operand, stored as it is or transposed.
 dnnl::memory::desc Desc(int64_t rows, int64_t cols, bool transposed, int64_t ld,
                         DType dtype) {
   return {{rows, cols},

@@ -190,8 +190,8 @@ class Runner {
     return absl::OkStatus();
   }
 
-  // Some steps in a row. The first is counted but not measured: it finds
-  // nothing in flight, where stages 1 and 2 gather what was updated last.
+  // Runs several steps. The first is counted but not measured: it finds nothing
+  // in flight, where stages 1 and 2 gather what was updated last.
   absl::Status Turn() {
     const CollectiveCount gather = rank_.gather->Total();
     const CollectiveCount reduce = Reductions();
@@ -262,7 +262,7 @@ class Runner {
     return absl::OkStatus();
   }
 
-  // Within the group and across the groups.
+  // Counts the reductions within the group and across the groups.
   CollectiveCount Reductions() {
     CollectiveCount count = rank_.reduce->Total();
     count += rank_.across->Total();
@@ -408,8 +408,8 @@ Json OpsJson(const OpTimes& times, int steps) {
   return ops;
 }
 
-// Bytes: of the rank with the most, by its own count; and by the device's and
-// the process's.
+// Memory in bytes: the rank with the most by its own count, then the counts of
+// the device and of the process.
 Json MemoryJson(const Case& one) {
   const auto most =
       absl::c_max_element(one.ranks, [](const Seen& a, const Seen& b) {

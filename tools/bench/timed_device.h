@@ -22,14 +22,15 @@ struct OpTime {
   double flops = 0;  // of matrix products, over all calls
 };
 
-// By op, and for matrix products by shape: "linear 1024x768x3072 gelu".
+// Times by op; those of matrix products also by shape: "linear 1024x768x3072
+// gelu".
 using OpTimes = std::map<std::string, OpTime>;
 
 // How a call is timed.
 enum class Timing {
   kClock,  // by the clock: for a device whose work is done when a call returns
-  // By events of the op's own stream. REQUIRES: the work is done when the times
-  // are read.
+  // Times by events on the op's own stream. REQUIRES: the work is done when the
+  // times are read.
   kEvents,
   kOff,  // not timed
 };

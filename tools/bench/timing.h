@@ -1,4 +1,4 @@
-// Clocks and medians of the benchmarks.
+// Clocks and medians for the benchmarks.
 #ifndef ZERO_TOOLS_BENCH_TIMING_H_
 #define ZERO_TOOLS_BENCH_TIMING_H_
 

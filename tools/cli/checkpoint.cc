@@ -357,7 +357,8 @@ struct StateDifferences {
   }
 };
 
-// A state of a parameter that both have, with the same type and shape.
+// Compares a state of a parameter that both checkpoints have, with the same
+// type and shape.
 absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
                        const std::string& state, const std::string& name,
                        StateDifferences* differences) {
@@ -395,7 +396,7 @@ absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
   return absl::OkStatus();
 }
 
-// None: they are equal. Else the difference.
+// The difference in words; none if they are equal.
 absl::StatusOr<absl::optional<std::string>> DifferenceOf(
     const std::string& path_a, const std::string& path_b) {
   ZERO_ASSIGN_OR_RETURN(const auto a, OpenCheckpoint(path_a));

@@ -34,7 +34,7 @@ using Command = std::function<absl::Status()>;
 int ExitCodeOf(const absl::Status& status);
 // REQUIRES: !status.ok().
 absl::Status WithExitCode(absl::Status status, int code);
-// For a run whose time is over and that --resume auto continues.
+// The exit status of a run whose time is over and that --resume auto continues.
 inline constexpr int kWantsToGoOn = 85;
 
 Command AddTrain(CLI::App& app);
@@ -61,7 +61,7 @@ struct RunOptions {
   // them, in process order (ReadRanks in ranks.h).
   absl::optional<Launch> launch;
   int ranks_here = 1;
-  // Bytes per rank, as Rank::memory's budgets; 0: its share.
+  // Budgets in bytes per rank (Rank::memory); 0: the rank's share.
   double device_memory = 0, host_memory = 0;
   int ranks_per_host = 0;  // of the launcher; 0: all ranks are on one
   int first_rank() const { return launch ? launch->rank * ranks_here : 0; }
@@ -87,7 +87,8 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
 absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
                                                MissingFiles missing_files);
 
-// A note on stderr if the model was probably trained with another tokenizer.
+// Prints a note on stderr if the model was probably trained with another
+// tokenizer.
 void NoteStrangeTokenizer(const Tokenizer& tokenizer, const ModelConfig& model);
 
 // Declares --ranks, for the commands that have it.
@@ -97,7 +98,7 @@ void AddHostThreadsOption(CLI::App& app, RunOptions* options);
 // Declares --device-memory and --host-memory, for commands whose run may be
 // limited.
 void AddMemoryOptions(CLI::App& app, RunOptions* options);
-// For commands without --ranks: an error that says so.
+// Makes a command without --ranks refuse the option by name.
 void RefuseRanksOption(CLI::App& app);
 
 // Cores this process may run on (a container or taskset may allow fewer than

@@ -170,7 +170,8 @@ absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const Config& config,
   for (const std::string& set : run.sets) arguments.push_back("--set=" + set);
   for (const std::string& set :
        {"training.out_dir=" + out, std::string("training.resume="),
-        // Never due: but with the copy of the states for it, if there is one.
+        // A save is never due, but the run reserves the copy of the states that
+        // a save needs.
         absl::StrCat("training.save_every=",
                      config.training.saves() ? int64_t{1} << 40 : 0),
         std::string("training.save_every_minutes=0"),

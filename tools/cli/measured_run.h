@@ -19,16 +19,15 @@ namespace zero {
 // Bytes of one rank.
 struct MeasuredRun {
   std::map<std::string, int64_t> peaks;  // by category, of its ledger
-  // Resident at the end of the run: arenas, and this rank's share of the
+  // Bytes resident at the end of the run: arenas, and this rank's share of the
   // process's code and files. Empty on a GPU.
   std::map<std::string, int64_t> resident;
-  // The process at its peak, divided by ranks; on a GPU as counted by the
-  // driver.
+  // The process's peak divided by its ranks; on a GPU as counted by the driver.
   int64_t peak = 0;
   int64_t host = 0;  // states on the host
 };
 
-// A folder for such runs, removed with the object.
+// A folder for measured runs, removed with the object.
 class MeasureFolder {
  public:
   // From here on signals end only the measured run, and then Measure. REQUIRES:

@@ -164,7 +164,7 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
   PrintColumns(lines);
 }
 
-// The memory of a run of each row, next to the prediction.
+// Prints the memory of a run of each row next to the prediction.
 void PrintMeasured(const std::vector<MemoryRow>& rows) {
   const auto mib = [](int64_t bytes) {
     return absl::StrFormat("%.1f MiB", bytes / 1048576.0);
@@ -209,7 +209,7 @@ bool Differs(int64_t bytes, int64_t formula) {
   return 1000 * std::abs(bytes - formula) > formula;
 }
 
-// Why a rank holds or sends something other than the formulas.
+// Explains why a rank holds or sends something other than the formulas say.
 void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
   std::set<std::pair<int, int64_t>> gathered;
   for (const MemoryRow& row : rows) {
@@ -399,7 +399,7 @@ void AddStage2Note(Memory* memory) {
   }
 }
 
-// How much of a disk the rows and proposals take.
+// Adds a note on the disk space that the rows and proposals take.
 void AddDiskNote(const Rank& rank, const std::string& folder,
                  const FitLimits& limits, Memory* memory) {
   if (limits.disk == INT64_MAX) return;
@@ -524,7 +524,7 @@ Json PageOf(const std::vector<Memory>& memories, const MemoryFlags& flags) {
   return page;
 }
 
-// Before long work: whether WriteFitConfig can write.
+// Checks, before long work, that WriteFitConfig can write.
 absl::Status CheckFitConfig(const MemoryFlags& flags) {
   if (flags.fit_config.empty()) return absl::OkStatus();
   if (!flags.more_configs.empty()) {
@@ -539,7 +539,7 @@ absl::Status CheckFitConfig(const MemoryFlags& flags) {
   return AtomicFile::Create(flags.fit_config).status();
 }
 
-// The complete config of the cheapest proposal.
+// Writes the complete config of the cheapest proposal.
 absl::Status WriteFitConfig(const Memory& memory, const MemoryFlags& flags) {
   if (memory.fits.empty()) {
     return absl::ResourceExhaustedError(
@@ -550,7 +550,7 @@ absl::Status WriteFitConfig(const Memory& memory, const MemoryFlags& flags) {
   return WriteFileAtomically(flags.fit_config, PrintResolvedJson(fitting));
 }
 
-// For scripts: a failure names the configs, the output has the reasons.
+// An error for scripts: it names the configs, and the output has the reasons.
 absl::Status CheckAnythingFits(const std::vector<Memory>& memories) {
   std::vector<std::string> configs;
   for (const Memory& memory : memories) {

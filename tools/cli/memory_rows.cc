@@ -65,7 +65,7 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
                          RecomputeName(recompute))
           : absl::StrCat("activation_checkpointing.keep_all=",
                          recompute == Recompute::kNothing ? "true" : "false"));
-  // Groups shard something, which stage 0 does not.
+  // Groups need states to shard; stage 0 shards none.
   if (stage == 0) {
     run.sets.push_back("zero_optimization.mics_shard_size=auto");
   }

@@ -20,8 +20,9 @@
 
 namespace zero {
 
-// The config's word for it: "keep_all", or "off", "selective", "full". That
-// nothing is computed again and that recompute is off are two things.
+// The config's word for a recompute level: "keep_all", or "off", "selective",
+// "full". "keep_all" recomputes nothing at all; "off" still recomputes what
+// costs one pass over memory.
 const char* RecomputeText(Recompute recompute);
 
 struct MemoryRow {
@@ -33,7 +34,7 @@ struct MemoryRow {
   Config config;
   std::string device;
   Rehearsal rehearsal;
-  // By the closed formulas, with padding.
+  // The states' bytes by the closed formulas, with padding.
   int64_t formula_states;
   StepWire formula_wire;
   FitLimits limits;
@@ -49,7 +50,7 @@ struct MemoryRow {
            rehearsal.disk_bytes <= limits.disk &&
            (rehearsal.one_memory || rehearsal.host_bytes() <= limits.host);
   }
-  // This rank's share of the process, as predicted.
+  // This rank's predicted share of the process's resident bytes.
   int64_t ResidentBytes() const {
     return rehearsal.ledger.total_peak_bytes() +
            (run.device == "cpu" ? rehearsal.host_bytes() : 0);
@@ -73,14 +74,15 @@ struct Compared {
   int64_t predicted = 0;
   absl::optional<int64_t> measured;  // none: not run
 };
-// One for every MemoryCategory, in its order, and "host_bytes".
+// One entry for every MemoryCategory, in order, then "host_bytes".
 std::vector<Compared> Compare(const MemoryRow& row);
 
-// A line of --json. `measures`: with "measured", null if not measured.
+// A row as a line of --json. With `measures` it has "measured", which is null
+// if the row was not measured.
 nlohmann::ordered_json AsJson(const MemoryRow& row, bool measures);
 
-// For a page: its moments, only the highest of many neighbors, and the bytes of
-// each category where they change.
+// A row's memory over time, for a page: the bytes of each category where they
+// change. Of many neighboring moments only the highest is kept.
 nlohmann::ordered_json Timeline(const MemoryRow& row);
 
 }  // namespace zero

@@ -25,7 +25,7 @@
 
 namespace zero {
 
-// Before long work: whether WritePage can write `path`.
+// Checks, before long work, that WritePage can write `path`.
 // Errors: AlreadyExists if a file is there that is not such a page; FileError.
 absl::Status CheckPage(const std::string& path);
 

@@ -192,7 +192,7 @@ void PrintBuckets(const char* title, const Plan& plan,
 
 constexpr int kColumn = 30;
 
-// The streams with actions. Without offload there are none of the host.
+// The streams with actions. Without offload the host's streams have none.
 std::vector<std::pair<const char*, std::vector<StreamRole>>> Columns(
     const Plan& plan) {
   std::vector<std::pair<const char*, std::vector<StreamRole>>> columns = {
@@ -318,7 +318,7 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
   for (const std::string& line : last) console->Line(line);
 }
 
-// From a run's initial rehearsal, for a rank with its own device.
+// Prints the memory of a run's first rehearsal, for a rank with its own device.
 absl::Status PrintMemory(const RunOptions& run, const Config& config,
                          const PlannedDevice& planned, bool alike,
                          Console* console) {

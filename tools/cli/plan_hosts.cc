@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using TableLines = std::vector<std::pair<std::string, std::string>>;
 
-// Neighbours with equal bytes are one row.
+// Adds one row for neighbouring hosts with equal bytes.
 void AddRows(const char* how, const std::vector<HostWire>& wires,
              TableLines* rows) {
   for (size_t first = 0; first < wires.size();) {

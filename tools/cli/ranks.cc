@@ -41,7 +41,7 @@ std::vector<std::string> MustMatch(const Config& config) {
   return lines;
 }
 
-// What NCCL cannot do for this config.
+// Whether the config asks for sums that NCCL does not offer.
 bool WantsLocal(const Config& config) {
   return config.communication.algorithm == CommunicationAlgorithm::kRing ||
          (config.communication.algorithm ==
@@ -64,8 +64,8 @@ bool IsHierarchical(const Config& config) {
          CommunicationAlgorithm::kHierarchical;
 }
 
-// The ranks of a host, for sums within it, if the config leaves them to the
-// launcher.
+// The number of ranks on a host, for sums within it, if the config leaves it to
+// the launcher.
 absl::StatusOr<int> RanksPerHost(const RunOptions& options) {
   const int ranks = options.ranks_per_host;
   if (ranks == 0) return options.ranks;

@@ -20,12 +20,12 @@ namespace zero {
 // If a launcher started this process, sets options->launch: on the CPU --ranks
 // is per process, on GPUs every process is one rank. options->ranks becomes the
 // total.
-// Errors: InvalidArgument: of the launcher's variables, with their names, or
-//         --ranks asks for something else.
+// Errors: InvalidArgument if the launcher's variables are wrong, with their
+//         names, or if --ranks contradicts them.
 absl::Status ReadRanks(RunOptions* options);
 
-// For a command of one process: under a launcher rank 0 performs it, with a
-// note; the others end with OK.
+// Wraps a command of one process: under a launcher rank 0 runs it, with a note,
+// and the other processes return OK.
 Command OnRankZero(const std::string& name, Command command);
 
 // Whether NCCL connects the ranks if each has a GPU, here or, in a plan,
@@ -50,8 +50,9 @@ struct PlannedDevice {
   Rank MakeRank(const RunOptions& options, const Config& config,
                 int rank = 0) const;
 
-  // Offload's links are measured if they are here: copies and the host's
-  // updates, and the disk if the config names an existing one.
+  // The speeds of the run's links. Offload's are measured if they are here:
+  // copies and the host's updates, and the disk if the config names an existing
+  // one.
   MachineSpeed Speed(const Config& config, bool offloads) const;
 
   std::unique_ptr<Device> device;

@@ -55,7 +55,7 @@ absl::StatusOr<Json> ReadJson(const std::string& path) {
   return json;
 }
 
-// A line that names slow ranks, in RunReport's form.
+// Adds a note for each slow rank that `line` names, in RunReport's words.
 void NoteStragglers(const std::string& path, const Json& line,
                     std::vector<std::string>* notes) {
   const auto found = line.find("stragglers");
@@ -154,7 +154,7 @@ Json Points(const Series& series) {
   for (auto it = series.begin(); it != series.end();) {
     const Series::value_type *low = &*it, *high = &*it;
     for (size_t i = 0; i < group && it != series.end(); ++i, ++it) {
-      // An unknown value is neither, if there is a known one.
+      // A null is neither the lowest nor the highest if the group has a value.
       if (it->second.is_null()) continue;
       if (low->second.is_null() || it->second < low->second) low = &*it;
       if (high->second.is_null() || high->second < it->second) high = &*it;

@@ -12,7 +12,7 @@
 namespace zero {
 namespace {
 
-// For another process to write its part, at most about 300 MB.
+// How long to wait for another process to write its part, at most about 300 MB.
 constexpr absl::Duration kPatience = absl::Minutes(1);
 
 std::string PartOf(const std::string& file, int first_rank) {

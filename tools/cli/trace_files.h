@@ -12,8 +12,8 @@
 
 namespace zero {
 
-// Every process writes its ranks; rank 0's then merges the other parts that it
-// sees into its file, by the clocks of their hosts.
+// Every process writes its own ranks' part. Rank 0's process then merges the
+// other parts that it sees into its file, by the clocks of their hosts.
 class TraceFiles {
  public:
   // `file` is empty without a trace.
@@ -21,8 +21,8 @@ class TraceFiles {
 
   bool wanted() const { return !own_.empty(); }
 
-  // Before the run: whether this process can write its own. Removes parts that
-  // an earlier run left for rank 0.
+  // Checks, before the run, that this process can write its own part. Removes
+  // parts that an earlier run left for rank 0.
   absl::Status Check() const;
 
   // `awaits`: all processes end normally, so rank 0 may wait for their parts.

@@ -125,7 +125,7 @@ void PrintSummary(const RunSummary& summary, const Config& config,
 struct TrainFlags {
   RunOptions run;
   std::string trace;  // file; empty: none
-  // ParseLink; empty: as fast as memory.
+  // Speeds in ParseLink's syntax; empty: as fast as memory.
   std::string link, host_link;
   std::string fault;        // ParseFault; empty: none
   std::string resume;       // training.resume; empty: the config's
@@ -140,8 +140,8 @@ Trace::Row RowOf(const std::string& channel) {
 // Only one of several processes prints.
 bool IsRankZero(const RunOptions& run) { return run.first_rank() == 0; }
 
-// The link requested by an option. `idle`: why it would change nothing; empty:
-// it does.
+// The link requested by an option. `idle` says why it would change nothing;
+// empty if it would change something.
 absl::StatusOr<absl::optional<Link>> ReadLink(const char* option,
                                               const std::string& text,
                                               const RunOptions& run,
@@ -274,7 +274,7 @@ absl::Status Train(TrainFlags flags) {
         }
         if (summary.interrupted) interrupted = true;
         if (!summary.checkpoint.empty()) saved = true;
-        // No error: that would end the other ranks' last collectives.
+        // Not an error, which would end the other ranks' last collectives.
         return absl::OkStatus();
       });
   if (status.ok() && interrupted) {
