@@ -46,9 +46,10 @@ class AtomicFolder {
   //         place and the error says so.
   absl::Status Commit(const std::string& kept = "");
 
-  // For tests. false: as on a file system that cannot exchange two names.
+  // `can` false makes a test behave as on a file system that cannot exchange
+  // two names.
   void set_can_exchange(bool can) { can_exchange_ = can; }
-  // For tests: called after each step of Commit.
+  // Tests set a hook that is called after each step of Commit.
   void set_step_hook(std::function<void()> hook) { hook_ = std::move(hook); }
 
  private:

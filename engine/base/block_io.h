@@ -37,7 +37,7 @@ using DiskFault = std::function<int64_t(DiskCall call, int64_t offset,
                                         int64_t bytes, int64_t result)>;
 
 struct BlockIoOptions {
-  // In flight at once: queue_depth for each of `threads`.
+  // Requests in flight at once: queue_depth for each of `threads`.
   int queue_depth = 8;
   // Without io_uring: threads that call pread and pwrite, one block each.
   int threads = 1;
@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<BlockIo>> MakeUringIo(
 std::unique_ptr<BlockIo> MakeThreadIo(int fd, std::string path,
                                       const BlockIoOptions& options);
 
-// What is left to do of one request, after the results of its calls so far.
+// The rest of one request, after the results of its calls so far.
 class BlockProgress {
  public:
   BlockProgress() = default;

@@ -23,7 +23,7 @@ namespace zero {
 // Memory aligned for O_DIRECT.
 class AlignedMemory {
  public:
-  // At least `bytes`; its content is lost if it grows.
+  // Grows the memory to at least `bytes`; its content is then lost.
   char* Reserve(int64_t bytes);
 
  private:

@@ -69,7 +69,7 @@ void CheckSegment(const Collective& collective, size_t index, int rank,
   ZERO_CHECK_EQ(elems % world, 0)
       << where << " has " << elems << " elements, want a multiple of world "
       << world << ": pad the segment";
-  // One of them may be the rank's own piece of the other.
+  // One buffer may be the rank's own piece of the other.
   const bool gathers = collective.kind == CollectiveKind::kAllGather;
   const void* const full = gathers ? recv : send;
   const void* const piece = gathers ? send : recv;

@@ -83,7 +83,7 @@ struct LocalGroup::Channel {
   bool IsHere(int place) const {
     return place >= first_here && place < first_here + num_here;
   }
-  // Those of the other ranks, on asynchronous devices.
+  // The marks of the other ranks, on asynchronous devices.
   std::vector<std::shared_ptr<Marks>> MarksBeside(int place) const {
     std::vector<std::shared_ptr<Marks>> marks;
     for (int other = 0; other < size(); ++other) {
@@ -282,7 +282,8 @@ void LocalGroup::Perform(Channel& channel, int place,
   // If a device does the share, this thread has only launched it.
   Close(channel, place, read_bytes,
         marks == nullptr ? Clock::now() - begin : Clock::duration());
-  // Also after a failure: this rank frees what the others still read.
+  // The wait comes after a failure as well: this rank frees what the others
+  // still read.
   for (const auto& other : others) stream.Wait(*other->done);
 }
 

@@ -62,8 +62,8 @@ struct LocalOptions {
   // longest computation that another rank waits for.
   absl::Duration timeout = absl::Minutes(5);
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
-  // For kHierarchical on the CPU: this many consecutive ranks are one host. It
-  // divides the world. 0: all ranks are one host.
+  // Read by kHierarchical on the CPU: this many consecutive ranks are one host.
+  // It divides the world. 0: all ranks are one host.
   int ranks_per_host = 0;
   // Without a network all ranks are threads of this process. With one, the
   // ranks are on the CPU and the algorithm is not kRing.
@@ -157,7 +157,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
     return others_.network == nullptr ? "local" : "mpi";
   }
 
-  // With the lock held:
+  // REQUIRES: the lock is held.
   // Waits until `condition` holds; if that takes too long, the group fails and
   // the wait continues.
   template <class Condition>

@@ -22,7 +22,8 @@
 namespace zero {
 namespace {
 
-// For a rank that others have already waited for in vain.
+// How much longer a rank is waited for that others have already waited for in
+// vain.
 constexpr absl::Duration kGrace = absl::Seconds(1);
 
 // The ranks of this process, and how they ended.

@@ -21,7 +21,7 @@ namespace zero {
 using MakeDeviceFn =
     std::function<absl::StatusOr<std::unique_ptr<Device>>(int rank)>;
 
-// What one rank of a run does.
+// The work of one rank of a run.
 using RankBody = std::function<absl::Status(const Rank& rank)>;
 
 struct LocalRanksOptions {

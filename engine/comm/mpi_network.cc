@@ -203,7 +203,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
     return absl::OkStatus();
   }
 
-  // With the lock held: until it closes.
+  // Serves requests until the network closes. REQUIRES: the lock is held.
   void Serve(std::unique_lock<std::mutex>& lock) {
     Clock::time_point last = Clock::now();  // when something happened
     while (!closes_) {
@@ -243,7 +243,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
     }
   }
 
-  // All receives first: what is there already needs no copy.
+  // All receives start first: a message that finds its receive needs no copy.
   void StartMessages(Load& load) {
     for (const bool sends : {false, true}) {
       for (const PeerMessages& peer : load.messages) {

@@ -154,7 +154,7 @@ class NcclTransport final : public Transport {
   bool told_ = false;  // what it waits for
 
   std::mutex mutex_;
-  // By rank, as ConnectNccl returns them.
+  // The functions that ConnectNccl returns, by rank.
   std::map<int, std::function<absl::Duration()>> watches_;
 };
 

@@ -50,7 +50,7 @@ absl::StatusOr<double> ParseRate(absl::string_view text,
                                       "GB/s, kbit/s, Mbit/s or Gbit/s"));
 }
 
-// In slices, so that a sleep ends soon after the group fails.
+// The sleep is cut into slices, so that it ends soon after the group fails.
 void SleepUntil(Clock::time_point end, const std::function<bool()>& failed) {
   constexpr auto kSlice = std::chrono::milliseconds(20);
   for (Clock::time_point now = Clock::now(); now < end && !failed();

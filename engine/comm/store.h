@@ -103,7 +103,7 @@ void StoreRefusal(Store& store, const std::string& reason);
 // "; refused: ...", or nothing.
 std::string StoredRefusal(Store& store);
 
-// For ranks that are threads of one process.
+// A store for ranks that are threads of one process.
 class MemoryStore final : public Store {
  public:
   absl::StatusOr<absl::optional<std::string>> Do(

@@ -330,7 +330,7 @@ bool Connects(int socket, const addrinfo& address,
               const std::function<bool()>& waits) {
   if (connect(socket, address.ai_addr, address.ai_addrlen) == 0) return true;
   if (errno != EINPROGRESS) return false;
-  // Not for ever: another address may answer.
+  // The wait has an end: another address may answer.
   if (!IsReady(socket, POLLOUT, waits)) return false;
   int error = 0;
   socklen_t size = sizeof(error);

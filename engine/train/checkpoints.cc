@@ -120,7 +120,7 @@ absl::Status RunCheckpoints::Advance(const PhaseVotes& votes) {
 absl::Status RunCheckpoints::Finish() {
   while (phase_ != Phase::kNone) {
     const bool completing = phase_ == Phase::kCompleting;
-    // With one rank none is lost.
+    // A single rank loses no other.
     const auto lost = [this] {
       return session_->rank().world() > 1 ? session_->rank().status()
                                           : absl::OkStatus();

@@ -77,8 +77,8 @@ class RunCheckpoints {
   // could not write, with its number and host. That rank has printed the file.
   const absl::Status& last_save() const { return last_save_; }
 
-  // For tests: called on the writing thread before each piece; its error counts
-  // as a write error.
+  // Tests set a hook that is called on the writing thread before each piece;
+  // its error counts as a write error.
   void set_write_hook(std::function<absl::Status()> hook) {
     write_hook_ = std::move(hook);
   }

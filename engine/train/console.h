@@ -21,7 +21,7 @@ class Console {
   Console(std::FILE* out, bool is_terminal)
       : out_(out), is_terminal_(is_terminal) {}
 
-  // One line that stays; ends a progress line first.
+  // Prints one line that stays; ends a progress line first.
   void Line(absl::string_view text);
   // A line that the next progress line replaces on a terminal; `keep` makes it
   // stay. Off a terminal only kept lines are printed.

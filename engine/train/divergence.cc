@@ -82,8 +82,8 @@ absl::Status CheckFinite(Executor& executor, const Config& config,
         "the run diverged: ", what, " at its last step, ", record.step,
         stays ? "; an earlier final/ stays. " : ". ", Remedy(config)));
   };
-  // One bad batch is skipped, even at the last step. Two skips in a row may be
-  // the model's fault: finite weights can be ruined.
+  // A single bad batch is skipped, even at the last step. Two skips in a row
+  // may be the model's fault: finite weights can be ruined.
   if (!std::isfinite(record.last.output.loss) &&
       record.consecutive_skips != 1) {
     return diverged(absl::StrCat("the loss is ", record.last.output.loss));

@@ -13,18 +13,20 @@
 
 namespace zero {
 
-// After the first step. Errors: FailedPrecondition with the parameters that no
-// gradient reaches, unless the config allows them; then they are noted.
+// Checks after the first step that gradients reach every parameter.
+// Errors: FailedPrecondition with the parameters that none reaches, unless the
+//         config allows them; then they are noted.
 absl::Status CheckUnused(const Executor& executor, const Config& config,
                          Console* console);
 
-// After every step: reports a skipped one with the tensor to blame.
+// Reports a skipped step with the tensor to blame; called after every step.
 // Errors: Aborted at training.max_consecutive_skips.
 absl::Status CheckSkips(const Config& config, const RunRecord& record,
                         Console* console);
 
-// After the last step. Errors: Aborted if the run diverged, so that its weights
-// replace no good ones.
+// Checks the weights after the last step.
+// Errors: Aborted if the run diverged, so that its weights replace no good
+// ones.
 absl::Status CheckFinite(Executor& executor, const Config& config,
                          const RunRecord& record);
 

@@ -161,7 +161,7 @@ class Search {
   const MachineSpeed& speed_;
 };
 
-// For every sensible stage, recompute level, group size and offload, the
+// Finds, for every sensible stage, recompute level, group size and offload, the
 // largest micro-batch that fits.
 absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
                                                   const Rank& rank,

@@ -69,7 +69,7 @@ absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
                                         const FitLimits& limits,
                                         const MachineSpeed& speed);
 
-// What the config's own settings take, whether they fit or not.
+// The memory and cost of the config's own settings, whether they fit or not.
 absl::StatusOr<FitProposal> PriceAsItIs(const Rank& rank, const Config& config,
                                         const ModelTools& tools,
                                         const FitLimits& limits,

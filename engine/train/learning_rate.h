@@ -1,4 +1,5 @@
-// From a config's "scheduler" and "lr_scaling" to the optimizer room's values.
+// Turns a config's "scheduler" and "lr_scaling" into the optimizer room's
+// values.
 #ifndef ZERO_ENGINE_TRAIN_LEARNING_RATE_H_
 #define ZERO_ENGINE_TRAIN_LEARNING_RATE_H_
 

@@ -33,7 +33,7 @@ double BestSeconds(Device& device, Stream& stream, const Run& run) {
   return 1e-3 * best_ms;
 }
 
-// By the threads of the device's host.
+// Measures updates by the threads of the device's host.
 absl::StatusOr<double> MeasureUpdates(Device& host) {
   constexpr int64_t kElems = kCopyBytes / sizeof(float);
   std::vector<Buffer> buffers;

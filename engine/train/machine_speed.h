@@ -21,7 +21,7 @@ struct MachineSpeed {
   double host_bytes_per_second;    // each way between a device and its host
   double host_updates_per_second;  // elements of a node's host, by AdamW
   double disk_bytes_per_second;    // reads and writes of a node's disk
-  // Where those of the host and of the disk are from, for people.
+  // Where the rates of the host and of the disk come from, in words for people.
   std::string host_origin = "assumed", disk_origin = "assumed";
 
   // Between consecutive ranks.

@@ -34,7 +34,7 @@ std::string RemedyOfStates(const Config& config, bool train, const Rank& rank) {
         "start more ranks on GPUs of their own",
         several || shards_all ? "" : " with zero_optimization.stage 3"));
   }
-  // In training bf16 states, with master weights, are as large.
+  // When training, bf16 states are as large, since they have master weights.
   if (!train && config.param_dtype() == DType::kF32) {
     remedies.push_back("set bf16.enabled");
   }

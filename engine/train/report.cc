@@ -108,7 +108,7 @@ void CountGathers(const Session& session, RunSummary* summary) {
       CountWire(plan, MakeSchedule(plan, all_stay)).gathered / once;
 }
 
-// For `communication` in metrics.jsonl.
+// The value of `communication` in metrics.jsonl.
 Json Communication(const Plan& plan, const StepCommunication& communication) {
   const StepWire& wire = communication.wire;
   Json json = {{"exposed_ms", communication.waited.total()},

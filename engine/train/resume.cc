@@ -124,7 +124,8 @@ bool IsIn(const std::string& path, const std::string& folder) {
   return std::filesystem::equivalent(FolderOf(path), folder, error);
 }
 
-// Of two folders of checkpoints: steps above 10^8 have more digits.
+// Orders two folders of checkpoints by step: above 10^8 the numbers have more
+// digits.
 bool IsOlder(const std::string& path, const std::string& than) {
   return std::make_pair(path.size(), path) < std::make_pair(than.size(), than);
 }
@@ -183,7 +184,7 @@ class Resumption {
   std::string chosen_;  // the checkpoint that is resumed
 };
 
-// Of checkpoints that were set aside.
+// The remedy for checkpoints that were set aside.
 constexpr char kHowToContinue[] =
     "to continue from one of them, give --resume and its path, and another "
     "training.out_dir";
@@ -257,8 +258,8 @@ absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
       if (!present.empty()) return BesideAnother();
     } else if (!absl::EndsWith("/" + reader->folder(),
                                CheckpointFolder("", reader->manifest().step))) {
-      // In place it would mix with the steps of the run that continued without
-      // it.
+      // Resumed in place, it would mix with the steps of the run that continued
+      // without it.
       return absl::FailedPreconditionError(absl::StrCat(
           resume,
           " was set aside; resume from it in another training.out_dir"));

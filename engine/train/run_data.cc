@@ -14,8 +14,7 @@
 namespace zero {
 namespace {
 
-// For more text than this use token files, which need no tokenizing at each
-// start.
+// Longer texts should be token files, which need no tokenizing at each start.
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 
 absl::StatusOr<std::unique_ptr<TokenSource>> Tokenized(

@@ -20,7 +20,7 @@ struct RunData {
   std::unique_ptr<Tokenizer> tokenizer;     // null for tokenizer "none"
   std::unique_ptr<TokenSource> train;       // null when not asked for
   std::unique_ptr<TokenSource> validation;  // null: none
-  // For the loaders: the token that data.reset_attention_mask cuts at.
+  // The token at which loaders cut, for data.reset_attention_mask.
   int32_t document_token = kNoDocumentToken;
   std::vector<std::string> notes;  // on samples cut or left out
 };
@@ -52,8 +52,8 @@ std::vector<int32_t> EncodePrompt(const Tokenizer& tokenizer,
                                   const std::string& prompt,
                                   int64_t vocab_size);
 
-// For training.sample: tokens of context that samples use (0: no samples), and
-// the tokens that they start from.
+// The tokens of context that training.sample uses (0: no samples), and the
+// tokens that samples start from.
 int64_t SampleContext(const Config& config, const RunData& data);
 std::vector<int32_t> SamplePrompt(const Config& config, const RunData& data);
 

@@ -61,7 +61,7 @@ absl::Status CheckKeepsItsStart(const std::string& out_dir,
 absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes,
                        int64_t checkpoints, int64_t checkpoint_bytes) {
   const int64_t free = FreeDiskBytes(out_dir);
-  // As a double: keep_last may be any number.
+  // A double holds the product: keep_last may be any number.
   const double needed =
       static_cast<double>(weight_bytes) +
       static_cast<double>(checkpoints) * static_cast<double>(checkpoint_bytes);

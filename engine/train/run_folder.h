@@ -44,7 +44,7 @@ class RunFolder {
   // Errors: FailedPrecondition on all ranks, naming one that does not.
   absl::Status CheckAllRanksSeeIt() const;
 
-  // On rank 0: removes an earlier summary, writes config.json, and truncates
+  // Removes, on rank 0, an earlier summary, writes config.json, and truncates
   // metrics and events to the first `step` steps and to evaluations up to step
   // `last_eval`.
   absl::Status Begin(int64_t step, int64_t last_eval);
@@ -65,11 +65,11 @@ class RunFolder {
   absl::Status SaveWeights(const std::string& name);
   // The subfolder that was saved; empty: none.
   const std::string& weights() const { return weights_; }
-  // On rank 0: whether final/ has the weights of an earlier run that was not
+  // True on rank 0 if final/ has the weights of an earlier run that was not
   // interrupted, as far as a summary says, and that this one does not resume.
   bool has_final_of_whole_run() const { return has_final_of_whole_run_; }
 
-  // On the calling rank. Errors: FileError.
+  // Writes the summary on the calling rank. Errors: FileError.
   absl::Status WriteSummary(const std::string& json) const;
 
  private:

@@ -16,7 +16,7 @@ namespace zero {
 
 class TokenSource;
 
-// Where a run's checkpoints are.
+// The folder of a run's checkpoints.
 inline std::string CheckpointsFolder(const Config& config) {
   return config.training.out_dir + "/checkpoints";
 }

@@ -56,7 +56,7 @@ struct RunRecord {
   int64_t last_eval_step = -1, last_sample_step = -1;  // -1: none
   std::vector<int64_t> resumed_at;  // the steps where parts of the run began
 
-  // Where this part of the run began.
+  // The step at which this part of the run began.
   int64_t first_step() const {
     return resumed_at.empty() ? 0 : resumed_at.back();
   }

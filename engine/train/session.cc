@@ -101,8 +101,8 @@ absl::Status Rehearse(Executor& executor, const Config& config,
       .offsets = config.data.reset_attention_mask ? &kToken : nullptr,
       .num_sequences = config.train_micro_batch_size_per_gpu};
   if (workload.train) {
-    // All of them: if units stay in place between them, the arenas may differ
-    // in each.
+    // All micro-batches are rehearsed: if units stay in place between them, the
+    // arenas may differ in each.
     const std::vector<HostBatch> micro_batches(
         config.gradient_accumulation_steps, batch);
     ZERO_RETURN_IF_ERROR(
@@ -451,7 +451,7 @@ std::map<std::string, std::string> ModelFolderFiles(
     files[kGeneration] = *std::move(generation);
     return files;
   }
-  // As in transformers: from config.json.
+  // The values come from config.json, as in transformers.
   const auto config = Json::parse(files["config.json"]);
   Json defaults = {{"_from_model_config", true}};
   for (const char* key : {"bos_token_id", "eos_token_id"}) {

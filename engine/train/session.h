@@ -41,7 +41,7 @@ struct ModelTools {
   std::function<ProductRate(Device&, DType)> product_rate = MeasureProductRate;
 };
 
-// What a session will do; memory is reserved for the largest.
+// The work of a session; memory is reserved for the largest part of it.
 struct Workload {
   bool train = false;
   bool evaluate = false;
@@ -50,7 +50,7 @@ struct Workload {
   bool segment_per_tensor = false;  // of PlanOptions, for a benchmark
 };
 
-// For a training run, from its config alone.
+// The workload of a training run, from its config alone.
 Workload TrainingWorkload(const Config& config);
 
 class Session {
@@ -138,7 +138,8 @@ struct Rehearsal {
   int64_t disk_bytes = 0;               // of the rank's file of states; 0: none
   SwappedStates::Traffic disk_traffic;  // likewise of a step
   std::string peak_action;              // at the peak; empty: before any
-  // All actions, in order: of a step, and of the run's evaluation and sample.
+  // All actions, in order: those of a step, and of the run's evaluation and
+  // sample.
   std::vector<Moment> timeline;
 
   bool one_memory = false;  // the host's memory is the device's
@@ -166,8 +167,8 @@ absl::StatusOr<std::unique_ptr<Model>> MakeRunModel(const Config& config,
 // How `world` ranks are connected by a config.
 LocalRanksOptions MakeRanksOptions(const Config& config, int world);
 
-// What `world` ranks own of the config's model and move in a step. `sizes`: of
-// the ops on their devices.
+// The plan of a run: what `world` ranks own of the config's model and move in a
+// step. `sizes` are those of the ops on their devices.
 Plan MakeRunPlan(const Config& config, const Model& model, int world,
                  BulkAlgorithm algorithm, const OpSizes& sizes,
                  bool segment_per_tensor = false);

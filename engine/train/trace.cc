@@ -26,7 +26,7 @@ constexpr absl::string_view kBegin =
 
 constexpr absl::string_view kEnd = "\n]}\n";
 
-// In the order of Trace::Row.
+// The names of rows, in the order of Trace::Row.
 constexpr const char* kRowNames[] = {
     "compute",           "waiting for communication",
     "gather parameters", "reduce gradients",

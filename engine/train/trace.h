@@ -53,7 +53,7 @@ class Trace {
   // "wait: gather block.3". The trace must outlive the executor.
   void Follow(int rank, Executor& executor);
 
-  // Before the run: whether Write can write `path`.
+  // Checks, before the run, that Write can write `path`.
   // Errors: AlreadyExists if a file is there that is not a trace; FileError.
   static absl::Status CheckFile(const std::string& path);
   // The origin of times: the first span, or, to be comparable between

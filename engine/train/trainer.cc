@@ -37,7 +37,7 @@ constexpr uint64_t kRoundingSite = uint64_t{1} << 63;
 // Time of steps; after less the device's ceiling is not measured again.
 constexpr double kLongRunSeconds = 10;
 
-// For output: a NaN that prints as "nan", not as "-nan".
+// `value` for output: a NaN prints as "nan", not as "-nan".
 double WithoutSignOfNan(double value) {
   return std::isnan(value) ? kNotKnown : value;
 }

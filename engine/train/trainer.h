@@ -91,8 +91,7 @@ class Trainer {
   // Whether this rank is the lowest one still running, which writes it.
   bool WritesSummary() const;
 
-  // One step, in the order of the calls. False: a rank was asked to stop, and
-  // no step was taken.
+  // Takes one step. Returns false, without a step, if a rank was asked to stop.
   absl::StatusOr<bool> Step();
   // Reads this rank's micro-batches of step `index` (from 0) and starts the
   // agreement on it; does nothing if that was done ahead.
@@ -176,7 +175,8 @@ class Trainer {
   LossScaler scaler_;
   int64_t total_steps_ = 0;
   RunRecord record_;
-  // One per micro-step, memory reused; of two steps in turn.
+  // The batches of the micro-steps, whose memory is reused. Two steps take
+  // turns.
   std::array<std::vector<Batch>, 2> batches_;
   Agreement agreement_ = {};
   int64_t agreeing_on_ = -1;  // the step whose agreement is in flight

@@ -27,7 +27,7 @@ std::vector<const Parameter*> Multiplied(const Model& model, size_t unit) {
 }  // namespace
 
 TokenFlops WithoutFrozen(TokenFlops flops, const Model& model) {
-  // For one block: 6 q s, and its recomputation.
+  // The numbers are of one block: 6 q s, and its recomputation.
   const size_t num_units = model.units().size(), num_blocks = num_units - 2;
   const double attention = (flops.model - flops.causal) / num_blocks;
   const double recomputed = flops.recomputed / num_blocks;

@@ -29,7 +29,7 @@ struct ActionList {
 
 class ActionRunner {
  public:
-  // All must outlive the runner.
+  // REQUIRES: all arguments outlive the runner.
   ActionRunner(const Rank& rank, const Plan& plan, StepClock& clock,
                const RankStreams& streams);
 

@@ -19,16 +19,16 @@ struct Executor::UnitState {
   int input_slot = -1, output_slot = -1;
   // Sharded parameters, while gathered: [padded elems].
   Tensor gathered;
-  // By phase.
+  // The gradients of a unit, by phase.
   struct Gradients {
-    // From the first backward that writes one, replicated ones until the end of
-    // the step, sharded ones until they are reduced: [elems of the phase].
+    // [elems of the phase], from the first backward that writes one: replicated
+    // gradients until the end of the step, sharded ones until they are reduced.
     Tensor flat;
     bool finished = false;  // they are complete, unwritten ones zero
   };
   std::vector<Gradients> gradients;
-  // For a table: rows of this rank's tokens from the first backward of a step
-  // on, and of all ranks at its end.
+  // The rows of a table: this rank's from the first backward of a step on, and
+  // all ranks' at its end.
   TableRows own_rows, all_rows;
   int64_t num_rows = 0;
   TableRows host_rows;  // of all ranks, if the host adds them
@@ -85,8 +85,8 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
   return executor;
 }
 
-// All permanent memory, in the same order as on the meta device, where its size
-// is measured.
+// Takes all permanent memory, in the same order as on the meta device, where
+// its size is measured.
 void Executor::TakeStates(const HomeArenas& arenas) {
   Arena& arena = *arenas[static_cast<int>(Home::kDevice)];
   if (swapped_ != nullptr) {
@@ -104,7 +104,7 @@ void Executor::TakeStates(const HomeArenas& arenas) {
   }
 }
 
-// For gradients on their way to the host's sums.
+// Takes buffers for gradients on their way to the host's sums.
 void Executor::TakeHostBuffers(Arena& arena) {
   const auto empty = [&](int64_t elems, DType dtype) {
     return Tensor::Empty(arena, {elems}, dtype, MemoryCategory::kReduceBuffers);
@@ -254,8 +254,8 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   context_->recompute = options_.recompute;
   context_->max_kept_logits_bytes = MaxKeptLogitsBytes(plan_, options_);
   states_->Bind(*compute_);
-  // In Bind the threads that update the host's states touched those first; this
-  // is the rest of its memory.
+  // The threads that update the host's states touched those first, in Bind;
+  // this touches the rest of the host's memory.
   if (host_ != nullptr) host_->Touch();
   for (size_t u = 0; u < units_.size(); ++u) {
     if (static_cast<int>(u) < plan_.num_computing) {
@@ -407,7 +407,7 @@ absl::StatusOr<StepOutput> Executor::Finish() {
       .skipped = scalars.found_non_finite != 0};
   if (!last) return output;
   if (output.skipped) {
-    // After pending work of the host and a disk.
+    // The numbers are read after pending work of the host and a disk.
     ZERO_ASSIGN_OR_RETURN(output.non_finite, states().FirstNonFiniteGradient());
   }
   ReturnGradients();
@@ -723,7 +723,7 @@ EmbeddingBackwardArgs Executor::RowsArgs(int table,
   return args;
 }
 
-// All rows, in order. For a table in parts, they are at its first part.
+// Adds all rows, in order. A table in parts has them at its first part.
 void Executor::AddRows(int table) {
   const PlannedUnit& planned = plan_.units[table];
   UnitState& state = units_[table - planned.part.number];
@@ -775,10 +775,10 @@ Tensor Executor::EmptySums(int unit, int phase) const {
                        options_.grad_dtype, MemoryCategory::kGradients);
 }
 
-// Where the sums of a bucket go. Those of a single micro-step take a hole.
-// Until there is one, they are the front of the gradients' buffer, which
-// shrinks to them if there is still none when it is released: sharded gradients
-// never take more memory than whole ones.
+// Chooses the place for the sums of a bucket. Those of a single micro-step take
+// a hole. Until there is one, they are the front of the gradients' buffer,
+// which shrinks to them if there is still none when it is released: sharded
+// gradients never take more memory than whole ones.
 Wire::Sums Executor::PlaceSums(const Bucket& bucket, int64_t micro_step) {
   FlatState& grads = states_->grads();
   const int unit = bucket.unit, phase = bucket.phase;

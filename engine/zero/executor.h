@@ -85,7 +85,7 @@ class Executor {
   std::vector<std::string> unused_parameters() const;
   const Plan& plan() const { return plan_; }
   const std::vector<Action>& schedule() const { return step_list_.actions; }
-  // For the last finished step.
+  // The times of the last finished step.
   const StepTimes& times() const { return times_; }
   // Numbers that ranks agree on between steps; times of waits and actions.
   RankNumbers& numbers() { return *numbers_; }
@@ -142,7 +142,8 @@ class Executor {
   Wire::Sums PlaceSums(const Bucket& bucket, int64_t micro_step);
   void ReleaseGradients(int unit, int phase);
   void ReturnGradients();
-  // On a copy stream; slowed down to rank.host_link if that is set.
+  // Copies on the stream of `role`, slowed down to rank.host_link if that is
+  // set.
   void Copy(StreamRole role, const Tensor& from, const Tensor& to);
   void Offload(const Action& action);
   void AddOffloaded(int bucket);
@@ -190,8 +191,8 @@ class Executor {
   std::array<Tensor, 2> offloaded_;
   size_t num_offloaded_ = 0;
   Tensor host_scratch_;
-  // By role, without kCompute; null: not used. Last: they finish their queues
-  // before the memory above is freed.
+  // Streams by role, without kCompute; null: not used. They are the last
+  // member: their queues finish before the memory above is freed.
   std::array<std::unique_ptr<Stream>, kNumStreamRoles> streams_;
 };
 

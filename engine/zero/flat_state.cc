@@ -50,7 +50,7 @@ Tensor FlatState::Part(int unit, int64_t begin, int64_t elems) const {
         begin - plan_->StateElems(phases[p].begin, placement_, rank_), {elems});
   }
   const Tensor& array = arrays_[static_cast<int>(*place.home)];
-  // For a unit without elements that is the only one in its memory.
+  // A unit without elements may be the only one in its memory.
   if (!array.defined()) return Tensor::Borrow(nullptr, {0}, dtype_);
   return array.Slice(
       plan_->StateElems(place.range.begin, placement_, rank_) + begin, {elems});

@@ -19,7 +19,7 @@
 
 namespace zero {
 
-// By Home.
+// One arena for each Home.
 using HomeArenas = std::array<Arena*, kNumMemories>;
 
 class FlatState {
@@ -29,7 +29,7 @@ class FlatState {
 
   FlatState() = default;  // undefined
 
-  // Where elements of segments on a disk are while in use.
+  // The place of elements of segments on a disk while they are in use.
   using SwapPlace = std::function<Tensor(const SegmentRef&)>;
 
   // Takes memory for `rank`'s part of all elements, or of the `trained` ones.
@@ -43,7 +43,7 @@ class FlatState {
   const std::string& name() const { return name_; }  // "master"
   DType dtype() const { return dtype_; }
   bool sharded() const { return placement_ == Placement::kSharded; }
-  // By Home; undefined: no unit lives there.
+  // One array for each Home; undefined where no unit lives.
   const std::array<Tensor, kNumMemories>& arrays() const { return arrays_; }
   bool OnDisk(int unit) const {
     return defined() && places_[unit].home == Home::kNvme;

@@ -31,11 +31,11 @@ struct HostsOptions {
   bool tensor_norms = false;   // see NumbersWire
 };
 
-// One per host, in order: for a sum of S bytes over n ranks, k of them here, a
-// host sends k (n - k) / n S directly and (n - k) / n S hierarchically; for S
-// bytes gathered, k / n S to each other host with some of the n ranks. A
-// server's host sends everything to each other host; those send it their ranks'
-// gradients.
+// One entry per host, in order. For a sum of S bytes over n ranks, k of them
+// here, a host sends k (n - k) / n S directly and (n - k) / n S hierarchically.
+// For S bytes gathered, it sends k / n S to each other host with some of the n
+// ranks. A server's host sends everything to each other host, and those send it
+// their ranks' gradients.
 std::vector<HostWire> CountHostWire(const Plan& plan,
                                     const std::vector<Action>& actions,
                                     const HostsOptions& options);

@@ -136,7 +136,8 @@ void ModelStates::Take(const HomeArenas& arenas, SwappedStates* swapped) {
                                                     : Home::kDevice;
       },
       lends, options_.grad_dtype, MemoryCategory::kGradients);
-  // Also the host's copies of the device's states: gradients in its memory.
+  // The host also has copies of the device's states, with gradients in its
+  // memory.
   host_params_ = make(
       "parameters of the host", placement.optimizer, options_.param_dtype,
       MemoryCategory::kParameters,

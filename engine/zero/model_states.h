@@ -53,8 +53,8 @@ struct StateRun {
   Tensor rest = {};    // lower bits of split masters; undefined: none
 };
 
-// Which elements: all that a rank stores, or its own piece of every segment.
-// The pieces of a group's ranks cover each element of the model once.
+// The elements meant: all that a rank stores, or its own piece of every
+// segment. The pieces of a group's ranks cover each element of the model once.
 enum class StatePart { kHeld, kOwned };
 
 struct StateOptions {
@@ -87,7 +87,8 @@ class ModelStates {
   FlatState& grads() { return grads_; }
   // Frees all gradients on the device: the step is done with them.
   void ReturnGradients();
-  // What a unit's optimizer reads and writes: these two, or the host's.
+  // The parameters that a unit's optimizer reads and writes: these two, or the
+  // host's.
   const FlatState& updated_params(int unit) const {
     const bool in_place =
         plan_->FetchesParameters(unit) && params_are_ == Params::kEqual;
@@ -100,8 +101,8 @@ class ModelStates {
   // disk only with `to_disk`.
   void CopyToHost(Stream& stream, bool to_disk = true);
 
-  // For delayed updates: whether params() equal the host's latest
-  // (updated_params).
+  // Whether params() equal the host's latest (updated_params). With delayed
+  // updates they may not.
   enum class Params {
     kEqual,  // the host has the same, except units it updates in place
     kOlder,  // the host's are newer: during delayed steps

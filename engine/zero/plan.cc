@@ -115,7 +115,7 @@ PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options) {
   return unit;
 }
 
-// A table in one unit, or in one for each part.
+// Plans a table as one unit, or as one unit for each of its parts.
 std::vector<PlannedUnit> PlanTable(const ParameterSpec& spec,
                                    const TableLayout& layout, bool in_parts,
                                    const PlanOptions& options) {
@@ -293,7 +293,7 @@ int FirstTrained(const Plan& plan) {
   return plan.num_computing;
 }
 
-// Which tables are exchanged by rows, and which heads wait.
+// Chooses which tables are exchanged by rows, and which heads wait.
 void ChooseRows(const PlanOptions& options, Plan* plan) {
   plan->rows = {DTypeBytes(plan->gradients.dtype) <
                         DTypeBytes(plan->parameters.dtype)
@@ -400,8 +400,9 @@ std::vector<SegmentRef> ForwardOrder(const Plan& plan) {
   return order;
 }
 
-// As backward completes them. Among those completed together, units precede
-// tables, which are larger; a phase's own segments ascend.
+// Segments in the order in which backward completes them. Among those completed
+// together, units precede tables, which are larger; a phase's own segments
+// ascend.
 std::vector<SegmentRef> BackwardOrder(const Plan& plan) {
   std::vector<SegmentRef> order = ForwardOrder(plan);
   const auto key = [&](const SegmentRef& ref) {
@@ -564,8 +565,9 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     plan.placement = options.placement;
   } else {
     if (fetches) plan.placement.parameters = Placement::kSharded;
-    // One rank's go to the host micro-step by micro-step, as if they were
-    // sharded. Those of groups of one are added up on the device (AddsOnHost).
+    // A single rank's gradients go to the host micro-step by micro-step, as if
+    // they were sharded. Those of groups of one are added up on the device
+    // (AddsOnHost).
     if (host_updates && options.host_share == 1 && plan.world == 1) {
       plan.placement.gradients = options.placement.gradients;
     }

@@ -90,8 +90,8 @@ struct StatePlacement {
 // too, 3 the parameters too. REQUIRES: 0 <= stage <= 3.
 StatePlacement PlacementOfStage(int stage);
 
-// For a parameter server: all have the parameters, and their own gradients;
-// only the owner has the optimizer.
+// The placement with a parameter server: all ranks have the parameters and
+// their own gradients; only the owner has the optimizer.
 inline StatePlacement PlacementOfServer() { return PlacementOfStage(1); }
 
 // Where a unit's model state is kept: in the device's memory, in its host's, or
@@ -100,11 +100,11 @@ enum class Home { kDevice, kHost, kNvme };
 inline constexpr int kNumMemories = 2;  // the first two
 
 struct StateHomes {
-  // Not kDevice: sharded there, and on the device only while the unit computes.
-  // Requires the optimizer to be off the device as well.
+  // If not kDevice, parameters are sharded there, and on the device only while
+  // the unit computes. Requires the optimizer to be off the device as well.
   Home parameters = Home::kDevice;
-  // Not kDevice: the host updates; masters and moments are there, and the sums
-  // of gradients that a rank owns are in the host's memory.
+  // If not kDevice, the host updates: it holds masters and moments, and the
+  // sums of gradients that a rank owns are in its memory.
   Home optimizer = Home::kDevice;
 
   bool operator==(const StateHomes&) const = default;
@@ -185,7 +185,7 @@ struct PlanOptions {
   int64_t owners = 0;
   StatePlacement placement;
   StateHomes homes;  // of every unit
-  // With homes.optimizer not kDevice: the host updates at most this share of
+  // With homes.optimizer not kDevice, the host updates at most this share of
   // the trained elements, in whole units (the parts of a table as one) and at
   // least one; the optimizer of the others is on the device. In (0, 1]; 1 if
   // homes.parameters is not kDevice.
@@ -217,7 +217,7 @@ struct PlannedParameter {
   int phase = 0;  // of the unit's phases
 };
 
-// For a table, or a unit that computes with one part of it at a time.
+// A table's parts, or the part that a unit computes with.
 struct TablePart {
   int number = 0, count = 1;
   int64_t rows = 0;  // of a part; 0: the table has no parts
@@ -243,14 +243,14 @@ struct PlannedUnit {
   int model_unit = 0;  // of the owner
   // The last unit whose backward writes the gradient; -1: none, it is all rows.
   int completed_by = 0;
-  // With count 1 and rows > 0, a table in one unit whose products go part by
+  // With count 1 and rows > 0 the table is one unit, whose products go part by
   // part.
   TablePart part;
-  // For the first part of a table that is exchanged by rows: how many a rank
-  // looks up in a step, and their length.
+  // Set for the first part of a table that is exchanged by rows: how many rows
+  // a rank looks up in a step, and their length.
   int64_t rows = 0, width = 0;
-  // For a table in parts with a dense gradient from the lookup and a head: the
-  // head's share is computed together with the lookup's.
+  // Set for a table in parts with a dense gradient from the lookup and a head:
+  // the head's share is computed together with the lookup's.
   bool head_waits = false;
   std::vector<Segment> segments;
   // The trained elements that each phase of backward writes, in its order: from
@@ -287,7 +287,8 @@ struct Bucket {
   int unit = 0;                      // of the first segment, or the table
   int completed_by = 0;              // the unit whose backward completes it,
   int phase = 0;                     // and when
-  // In sequence: within the group, then, once per step, between groups.
+  // Transfers in sequence: within the group, then, once per step, between
+  // groups.
   std::vector<Transfer> transfers, across;
 
   bool operator==(const Bucket&) const = default;

@@ -16,7 +16,7 @@
 namespace zero {
 namespace {
 
-// In the order of ActionKind.
+// The names of actions, in the order of ActionKind.
 constexpr const char* kKindNames[] = {
     "Forward",      "ForwardBackward", "Backward",     "ReadParameters",
     "Fetch",        "Gather",          "Release",      "Reduce",
@@ -526,7 +526,7 @@ class WaitFinder {
     for (Action& action : actions_) action.stream = StreamOf(action, plan);
   }
 
-  // In two passes: in the second, the first one is the previous step.
+  // Searches in two passes: for the second, the first is the previous step.
   void Find() {
     for (int i = -size_; i < size_; ++i) {
       Action& action = At(i);
@@ -743,15 +743,15 @@ class WaitFinder {
   const bool overlap_, delayed_;
   std::vector<Action>& actions_;
   const int size_;
-  // By unit: the last action that gathers its parameters, that takes its
+  // For each unit, the last action that gathers its parameters, that takes its
   // gradients to the host, that updates it, and that uploads the result.
   std::vector<std::set<int>> bringing_, offloading_;
   std::vector<int> updated_, changed_;
-  // By unit and phase: the last action that reduces its gradients or takes them
-  // to the host.
+  // For each unit and phase, the last action that reduces its gradients or
+  // takes them to the host.
   std::map<std::pair<int, int>, std::set<int>> reducing_;
-  // By segment: the last action that reads it for an update, and that writes
-  // it.
+  // For each segment, the last action that reads it for an update, and that
+  // writes it.
   std::map<std::pair<int, int>, int> read_, written_;
   // The last users of the places for segments of a disk.
   std::array<std::set<int>, Plan::kNumSwapSlots> fetch_slots_, update_slots_;
@@ -761,8 +761,8 @@ class WaitFinder {
   // The last two that used the host's buffers of a micro-step's gradients.
   int added_[2] = {kNone, kNone};
   std::set<int> waits_;  // of the current action
-  // By stream: the collectives that it has waited for, and the last action of
-  // the compute stream.
+  // For each stream, the collectives that it has waited for, and the last
+  // action of the compute stream.
   std::map<StreamRole, std::set<int>> made_;
   std::map<StreamRole, int> computed_for_;
 };

@@ -129,7 +129,7 @@ bool AddsUp(const Action& offload, const Plan& plan);
 // The transfers of an action; none for a computation.
 absl::Span<const Transfer> TransfersOf(const Action& action, const Plan& plan);
 
-// What `rank` sends and receives in `actions`, in bytes: the sum over their
+// Bytes that `rank` sends and receives in `actions`: the sum over their
 // transfers. The few numbers that ranks agree on (norm, loss, counts) are left
 // out.
 struct StepWire {
@@ -144,7 +144,7 @@ struct StepWire {
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
                    int64_t rank = 0);
 
-// What `rank` copies from its host's memory and to it in `actions`, in bytes.
+// Bytes that `rank` copies from its host's memory and to it in `actions`.
 struct HostTraffic {
   int64_t up = 0;    // parameters
   int64_t down = 0;  // gradients

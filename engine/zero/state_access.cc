@@ -35,7 +35,7 @@ absl::Span<const float> Floats(const Tensor& tensor, const void* from,
   return *floats;
 }
 
-// In the plan.
+// Whether `a` is before `b` in the plan.
 bool IsBefore(const SegmentRef& a, const SegmentRef& b) {
   return std::tie(a.unit, a.segment) < std::tie(b.unit, b.segment);
 }
@@ -85,7 +85,8 @@ int64_t StateAccess::KeptBytes() const {
 std::vector<StateAccess::KeptPiece> StateAccess::PartOfPieces(int part,
                                                               int parts) const {
   std::vector<KeptPiece> pieces;
-  // By state: so neighbours in a file have one dtype and are in order.
+  // Ranges are ordered by state: so neighbours in a file have one dtype and are
+  // in order.
   for (size_t i = 0, most = 1; i < most; ++i) {
     for (const SegmentRef& ref : states_->segments()) {
       const auto states = states_->kept(ref);
@@ -107,7 +108,7 @@ std::vector<StateAccess::KeptPiece> StateAccess::PartOfPieces(int part,
                         slice(from.rest)});
     }
   }
-  // But a segment on a disk is read once for all of its states.
+  // A segment on a disk is read once for all of its states instead.
   if (plan_->UsesDisk()) {
     std::stable_sort(pieces.begin(), pieces.end(),
                      [](const KeptPiece& a, const KeptPiece& b) {
@@ -247,7 +248,8 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
                                          to.bytes());
                    });
   };
-  // Of one segment with its weights, if they are on a disk: sorted by segment.
+  // The ranges of one segment with its weights, if they are on a disk: sorted
+  // by segment.
   const auto of_segment = [&](const SegmentRef& segment) {
     const auto found =
         std::ranges::equal_range(owned, segment, IsBefore, &KeptPiece::segment);

@@ -143,8 +143,9 @@ class StateAccess {
  private:
   // Part `part` of `parts` equal parts of this rank's elements.
   std::vector<KeptPiece> PartOfPieces(int part, int parts) const;
-  // What Restore fills, in this order: weights, then the rest of `owned`; of
-  // states on a disk segment by segment, so that each is written once.
+  // The ranges that Restore fills, in this order: weights, then the rest of
+  // `owned`. States on a disk come segment by segment, so that each is written
+  // once.
   std::vector<KeptRange> RangesToRestore(
       const std::vector<KeptPiece>& owned) const;
   absl::Status Share(const FlatState& state);

@@ -1,4 +1,4 @@
-// What goes into a step and what comes out of it.
+// The input and the output of a step.
 #ifndef ZERO_ENGINE_ZERO_STEP_H_
 #define ZERO_ENGINE_ZERO_STEP_H_
 
@@ -17,12 +17,13 @@ struct HostBatch {
   const int32_t* targets = nullptr;     // [B * T]; < 0: ignored
   const int32_t* positions = nullptr;   // [B * T]
   const int64_t* sample_ids = nullptr;  // [B] global, keys of dropout
-  // Of rows with several sequences; null: each is one (PackedSequences).
+  // Set for rows with several sequences; null: each row is one
+  // (PackedSequences).
   const int32_t* offsets = nullptr;  // [B * T + 1]
   int64_t num_sequences = 0;
 };
 
-// What only the caller knows about a step.
+// The facts about a step that only the caller knows.
 struct StepInput {
   absl::Span<const HostBatch> micro_batches;
   int64_t num_valid_targets = 0;  // over the whole step and all ranks
@@ -32,8 +33,8 @@ struct StepInput {
   int64_t optimizer_step = 1;  // from 1; skipped steps do not count
   uint64_t dropout_key = 0;
   uint64_t rounding_key = 0;  // of (seed, step), for stochastic rounding
-  // For a step that begins before the results of the one before it are known:
-  // if that one was skipped, this one is too, and changes nothing.
+  // Set for a step that begins before the results of the previous one are
+  // known: if that one was skipped, this one is too, and changes nothing.
   bool inherits_skip = false;
   // The host's update of this step runs during the next step
   // (ScheduleOptions::delayed_update). With ExecutorOptions::delayed_updates.
@@ -44,9 +45,9 @@ struct StepOutput {
   double loss = 0;       // mean over valid targets of all ranks
   double grad_norm = 0;  // before clipping, loss scale removed
   bool skipped = false;  // a gradient was not finite; nothing was updated
-  // For a skipped step that no other began after: the first parameter, in plan
-  // order, with a non-finite gradient on any rank; "": only their norm is not
-  // finite.
+  // The first parameter, in plan order, with a non-finite gradient on any rank;
+  // "": only the norm of all gradients is not finite. Set for a skipped step
+  // that no other began after.
   std::string non_finite = {};
 };
 
@@ -65,7 +66,7 @@ struct StepScalars {
 // The collective of every step that follows all its reductions.
 inline constexpr char kStepCollective[] = "norm and loss";
 
-// What a rehearsal on the meta device measures and a run reserves.
+// The memory that a rehearsal on the meta device measures and a run reserves.
 struct TransientBytes {
   // Activations, workspace, gathered parameters and gradients.
   int64_t device = 0;

@@ -153,7 +153,7 @@ class StepClock {
   }
   std::unique_ptr<Event> Mark(Stream& stream);
 
-  // For host streams, which may outlive the clock.
+  // Disk waits of host streams, which may outlive the clock.
   struct DiskWaits {
     std::mutex mutex;
     std::vector<std::pair<TimePoint, TimePoint>> times;

@@ -33,7 +33,7 @@ SwappedStates::SwappedStates(const Rank& rank, const Plan& plan,
         options.train && unit.homes.optimizer == Home::kNvme;
     const bool params_here = unit.homes.parameters == Home::kNvme;
     fetches_ |= params_here;
-    // Also the host's copies of the device's states.
+    // Whether the disk also holds the host's copies of the device's states.
     const bool copies =
         optimizer_here && unit.homes.parameters == Home::kDevice;
     places_.emplace_back(unit.segments.size());

@@ -58,9 +58,9 @@ class SwappedStates {
   // Parameters read for a computation.
   Tensor Fetched(const SegmentRef& ref) const;
 
-  // In a step: all of a segment's states on the disk. After an error, which
-  // ends the run on all ranks, nothing more is read or written.
-  // Threads: reads in one, writes in one.
+  // Reads, in a step, all of a segment's states on the disk. After an error,
+  // which ends the run on all ranks, nothing more is read or written.
+  // Threads: one thread reads, one writes.
   void Read(const SegmentRef& ref);
   void Write(const SegmentRef& ref);
   void ReadParameters(const SegmentRef& ref);

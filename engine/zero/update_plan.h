@@ -29,8 +29,8 @@ struct UnitUpdate {
   // Local elements of the optimizer's arrays. local + shift is the element of
   // the unit.
   std::vector<UpdateRange> ranges;
-  // With tensor_norms, for every range: the slot for its squares, and the
-  // tensor whose sums scale it.
+  // With tensor_norms, every range has the slot for its squares, and the tensor
+  // whose sums scale it.
   std::vector<TensorPart> norms;
 };
 
@@ -47,8 +47,8 @@ struct UpdatePlan {
 UpdatePlan MakeUpdatePlan(const Plan& plan, int64_t rank,
                           const UpdateRules& rules);
 
-// What a unit's update does to local elements [begin, end), which are counted
-// from `begin` on.
+// The part of a unit's update for local elements [begin, end), which are
+// counted from `begin` on.
 UnitUpdate UpdateWithin(const UnitUpdate& unit, int64_t begin, int64_t end);
 
 // The padding elements of a unit's gradients.

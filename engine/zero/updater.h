@@ -71,7 +71,7 @@ class Updater {
   const Numbers& NumbersOf(int unit) const {
     return plan_->UpdatesOnHost(unit) ? on_host_ : on_device_;
   }
-  // What one optimizer call updates: contiguous elements of a unit, numbered
+  // The work of one optimizer call: contiguous elements of a unit, numbered
   // among those stored here.
   struct Piece {
     Segment local;
@@ -100,8 +100,8 @@ class Updater {
   Stream* host_;
   const ExecutorOptions& options_;
   const UpdatePlan updates_;
-  // By unit: its segments if updated from a disk, its phases if gradients are
-  // lent, else all of it.
+  // The pieces of each unit: its segments if updated from a disk, its phases if
+  // gradients are lent, else all of it.
   std::vector<std::vector<Piece>> pieces_;
   Numbers on_device_, on_host_;
   Tensor host_scalars_;

@@ -119,7 +119,7 @@ void Wire::Reduce(int index, const Tensor& gradients, const FlatState& grads,
     }
     const int64_t phase = plan_->units[ref.unit].phases[bucket.phase].begin;
     const Segment piece = plan_->Piece(segment, rank_->rank());
-    // Before the bucket no rank reads this rank's addends any more.
+    // No rank reads this rank's addends in front of the bucket any more.
     const int64_t packed_end = plan_->StateElems(
         segment.end() - phase, Placement::kSharded, rank_->rank());
     const bool in_front =
@@ -232,7 +232,8 @@ void Wire::ReduceParts(Communicator& comm, const std::string& name,
   if (converts) Convert(std::move(after));
 }
 
-// On the reduce stream, concurrently with compute: one thread on the CPU.
+// Converts on the reduce stream, concurrently with compute: one thread on the
+// CPU.
 void Wire::Convert(std::vector<Conversion> conversions) {
   reduce_->Enqueue([ops = &rank_->device->ops(), stream = reduce_,
                     conversions = std::move(conversions)] {

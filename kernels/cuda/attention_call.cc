@@ -128,7 +128,7 @@ constexpr size_t kPackedVersion = 92500;
 // no multiple of 128.
 constexpr size_t kLastWithLengths = 91500;
 
-// Of packed sequences alone; as WhyNotAsked.
+// Why a call with packed sequences is not taken; as WhyNotAsked.
 std::string WhyNotPacked(const AttentionCall& call, const CudnnRules& rules) {
   if (call.is_backward && rules.deterministic) {
     return "with a fixed order of summation cuDNN needs memory for the T x T "
@@ -174,7 +174,7 @@ std::string WhyNotAlignedBackward(const AttentionCall& call,
                       has_lengths ? 128 : 4);
 }
 
-// Of a graph's own workspace.
+// The most workspace that the graph itself takes.
 size_t GraphBound(const AttentionCall& call, bool deterministic) {
   constexpr int64_t kEngineBytes = int64_t{1} << 20;
   if (!call.is_backward) return kEngineBytes;

@@ -95,7 +95,7 @@ inline constexpr int64_t kOperandAlignment = 16;
 // would build a graph each.
 inline constexpr int64_t kMinCudnnTokens = 64;
 
-// What decides whether cuDNN is asked, beside the call.
+// The facts, besides the call, that decide whether cuDNN is asked.
 struct CudnnRules {
   bool deterministic;
   size_t version;  // cudnnGetVersion()

@@ -83,9 +83,9 @@ struct OnlineSum {
   }
 };
 
-// One block per row: adds its logits to what is known of it, which of the first
-// part is nothing. Moves sizeof(Logit) bytes per logit, some of them from L2,
-// where the product has left them.
+// One block per row: adds its logits to the row's statistics so far, which are
+// empty before the first part. Moves sizeof(Logit) bytes per logit, some of
+// them from L2, where the product has left them.
 template <class Logit>
 __global__ void __launch_bounds__(kThreads) AddToLossRows(RowArgs args) {
   SHARED_ARRAY(float, max_scratch, kThreads / kWarpSize);

@@ -15,7 +15,7 @@ CudaOps::CudaOps(int num_sms, const CudaOptions& options)
 
 CudaOps::~CudaOps() = default;
 
-// What does not grow comes first.
+// Notes that never grow come first.
 std::vector<std::string> CudaOps::notes() const {
   std::vector<std::string> notes;
   if (!matmul_->AccumulatesIntoF32()) {

@@ -37,7 +37,7 @@ std::string Describe(const AttentionCall& call) {
 
 // ---- Graphs ---------------------------------------------------------------
 
-// What a graph depends on beside its call.
+// The facts that a graph depends on besides its call.
 struct Variant {
   bool deterministic;
   int sm;
@@ -61,7 +61,8 @@ TensorPtr InputIndex(int64_t id, const char* name, int64_t size,
                           .set_stride({1, 1, 1, 1})
                           .set_data_type(type));
 }
-// In a packed graph the tokens of sequence i begin at an offset of their own.
+// The tokens of each sequence of a packed graph begin at an offset of their
+// own.
 void PutOffsets(AttentionOperand id, int64_t num_sequences, Graph& graph,
                 fe::graph::Tensor_attributes& tensor) {
   if (num_sequences == 0) return;
@@ -109,8 +110,8 @@ void Output(const AttentionCall& call, size_t i, int64_t num_sequences,
   tensor->set_output(true);
 }
 
-// What both directions have in common. Sequences have as many queries as keys,
-// so that the diagonal begins at the top left of each.
+// Sets the attributes that both directions share. Sequences have as many
+// queries as keys, so that the diagonal begins at the top left of each.
 template <class Attributes>
 void PutMask(const AttentionCall& call, int64_t num_sequences, Graph& graph,
              Attributes& attributes) {
@@ -220,7 +221,7 @@ struct Plan {
   size_t workspace_bytes = 0;  // of the call's
 };
 
-// All that a graph depends on.
+// Everything that a graph depends on.
 using Key = std::vector<int64_t>;
 
 Key KeyOf(const AttentionCall& call, int64_t num_sequences) {

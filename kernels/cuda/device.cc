@@ -80,9 +80,9 @@ void WaitForValue(cudaStream_t stream, const std::atomic<uint32_t>* value,
   }
 }
 
-// What the host does in the order of a CUDA stream, on a thread of its own.
-// CUDA runs the functions of all streams on one thread, one after the other: a
-// function there only wakes the worker, and the stream waits for its count.
+// A thread that does the host's work in the order of a CUDA stream. CUDA runs
+// the functions of all streams on one thread, one after the other: a function
+// there only wakes the worker, and the stream waits for its count.
 class HostWorker {
  public:
   HostWorker(CudaDevice& device, StreamRole role)
@@ -202,9 +202,10 @@ bool EnablePeer(int peer) {
   return status == cudaErrorPeerAccessAlreadyEnabled;
 }
 
-// What the current device, `index`, has taken when its first user in this
-// process has its libraries, and nothing else yet: one number for all ranks
-// that are threads, of which others may have memory already.
+// Bytes that the current device, `index`, has taken once its first user in this
+// process has loaded its libraries and allocated nothing else. The number is
+// the same for all ranks that are threads, although some may have memory
+// already.
 int64_t ContextBytes(int index) {
   static std::mutex mutex;
   static std::map<int, int64_t>* const measured = new std::map<int, int64_t>;

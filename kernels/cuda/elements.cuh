@@ -56,7 +56,7 @@ __device__ inline void StoreChunk(T* p, const Chunk<T>& chunk) {
   *reinterpret_cast<uint4*>(p) = *reinterpret_cast<const uint4*>(&chunk);
 }
 
-// On the host: whether a run that starts here may be read in chunks.
+// Whether a run that starts here may be read in chunks. Called on the host.
 inline bool IsChunkAligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 }

@@ -199,7 +199,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Where element `at` of a table lies, of which `pieces` are there; -1: nowhere.
+// The place of element `at` of a table, of which `pieces` are there; -1:
+// nowhere.
 __device__ inline int64_t PlaceIn(const TablePieces& pieces, int64_t at) {
   if (at < pieces.first || at >= pieces.last) return -1;
   at -= pieces.first;

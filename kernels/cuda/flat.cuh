@@ -107,7 +107,7 @@ inline bool IsSliceAligned(const void* p, DType dtype) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
-// For several spans in one launch: the span that a block works on.
+// Finds the span that a block works on, if one launch covers several spans.
 // first_block[0 .. count) begins with 0 and grows; returns the last index whose
 // value is at most `block`.
 __device__ inline int FindSpan(const uint32_t* first_block, int count,

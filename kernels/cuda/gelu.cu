@@ -16,7 +16,8 @@ struct Forward {
   }
 };
 
-// Of x and dy. Moves 3 * itemsize bytes per element; bandwidth as forward.
+// Computes the gradient from x and dy. Moves 3 * itemsize bytes per element;
+// bandwidth as forward.
 template <Gelu kKind>
 struct Backward {
   __device__ static float Of(const float (&x)[2]) {

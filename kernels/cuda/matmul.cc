@@ -358,7 +358,8 @@ cublasStatus_t MatmulPlans::Impl::Multiply(Plan& plan, const Product& p,
                         &plan.algo, library.data, plan.workspace_bytes, stream);
 }
 
-// With the first candidate that the product does not refuse, kept from then on.
+// Multiplies with the first candidate that the product does not refuse, and
+// keeps that one.
 cublasStatus_t MatmulPlans::Impl::MultiplyFirst(Plan& plan, const Product& p,
                                                 Workspace workspace,
                                                 cudaStream_t stream) {
@@ -382,7 +383,8 @@ void MatmulPlans::Impl::PickFastest(Plan& plan, const Product& p, Matrix c,
   size_t best = 0;
   for (size_t i = 0; i < candidates.size(); ++i) {
     plan.Take(candidates[i]);
-    // What the heuristic offers and the product then refuses is left out.
+    // An algorithm that the heuristic offers and the product then refuses is
+    // left out.
     if (Multiply(plan, p, c, workspace, stream) != CUBLAS_STATUS_SUCCESS) {
       continue;
     }
@@ -467,7 +469,7 @@ void MatmulPlans::Impl::Run(Stream& stream, const Product& p,
   ++num_runs;
 }
 
-// One product of 64 x 64 of zeros on a stream of its own.
+// Runs one product of 64 x 64 zeros on a stream of its own.
 bool MatmulPlans::Impl::Probe() {
   constexpr int64_t kSize = 64;
   constexpr size_t kOperandBytes = kSize * kSize * 4;

@@ -25,7 +25,7 @@
 
 namespace zero::cuda {
 
-// What happens to a sum before it is stored. GELU is the tanh approximation.
+// The change to a sum before it is stored. GELU is the tanh approximation.
 enum class Epilogue {
   kNone,
   kGelu,          // gelu(sum); the sum goes to gelu_input when that is not null
@@ -72,7 +72,7 @@ class MatmulPlans {
   // small product when this object is made.
   bool AccumulatesIntoF32() const;
 
-  // For tests.
+  // The number of plans, for tests.
   int64_t num_plans() const;
   int64_t num_runs() const;
 

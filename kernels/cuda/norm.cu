@@ -26,7 +26,7 @@ struct Group {
   static constexpr int kMaxThreads = kIsBlock ? kMaxRowThreads : 128;
   static constexpr int kRows = kIsBlock ? 1 : 128 / kLanesOfRow;  // of a block
   static constexpr int kMaxWarps = kMaxThreads / kWarpSize;
-  // Of a multiprocessor, backward.
+  // The blocks of backward that a multiprocessor holds at least.
   static constexpr int MinBlocks() {
     return kRowThreads * 8 / kValues / kMaxThreads;
   }
@@ -38,7 +38,7 @@ struct Group {
     const int thread = static_cast<int>(threadIdx.x);
     return kIsBlock ? thread : thread % kLanesOfRow;
   }
-  // Of its row within the block.
+  // The index, within the block, of the row that this thread works on.
   __device__ static uint32_t index() {
     return kIsBlock ? 0 : threadIdx.x / kLanesOfRow;
   }
@@ -64,8 +64,8 @@ void WithBackwardGroup(int64_t width, const Fn& fn, const Wide& wide) {
   wide();
 }
 
-// Where a row lies in all operands of a norm, which have the same outer and
-// inner rows: one division.
+// The place of a row in all operands of a norm, which have the same outer and
+// inner rows: one division finds it.
 struct RowPlace {
   uint32_t outer, inner;
 };
@@ -188,7 +188,8 @@ __device__ inline float ChunkSum(const Chunk<T>& x) {
   for (int i = 0; i < Chunk<T>::kSize; ++i) sum += ToFloat(x.x[i]);
   return sum;
 }
-// Of the first n elements: those beyond are not at the mean.
+// The sum of squares of the first n elements minus the mean. Elements beyond
+// are not at the mean.
 template <class T>
 __device__ inline float ChunkSquares(const Chunk<T>& x, float mean, int n) {
   float sum = 0;

@@ -16,7 +16,7 @@
 
 namespace zero::cuda {
 
-// By the ids of operands and of their tables.
+// Addresses by the ids of operands and of their tables.
 using OperandPointers = std::unordered_map<int64_t, void*>;
 OperandPointers PointersOf(const AttentionCall& call);
 

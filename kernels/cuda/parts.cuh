@@ -12,8 +12,8 @@
 
 namespace zero::cuda {
 
-// On the host: whether rows of `width` elements, `stride` apart, consist of
-// whole aligned chunks.
+// Whether rows of `width` elements, `stride` apart, consist of whole aligned
+// chunks. Called on the host.
 template <class T>
 bool HasAlignedRows(const void* data, int64_t stride, int64_t width) {
   constexpr int64_t kSize = Chunk<T>::kSize;

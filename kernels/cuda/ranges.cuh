@@ -84,9 +84,9 @@ inline int64_t BlocksOfRange(const UpdateRange& range) {
   return (range.end - 1) / kBlockElems - range.begin / kBlockElems + 1;
 }
 
-// What all rules update: the fp32 values, and beside them the parameters that
-// the model computes with, or these and the rest of SplitMaster. Once Shifted,
-// all are addressed by the elements of a range.
+// The values that every rule updates: the fp32 values, and beside them the
+// parameters that the model computes with, or these and the rest of
+// SplitMaster. Once Shifted, all are addressed by the elements of a range.
 struct UpdateSpan {
   explicit UpdateSpan(const UpdateState& state)
       : master(state.splits_master()
@@ -289,7 +289,7 @@ __device__ inline void ForEachSlice(uint32_t index, int64_t begin, int64_t end,
 
 inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 
-// What an update knows about the range it is in.
+// The facts that an update knows about its range.
 struct RangePass {
   explicit RangePass(const UpdateState& state) : span(state) {}
 
@@ -303,7 +303,7 @@ struct RangePass {
   float grad_scale = 1, weight_decay = 0;  // once entered
 };
 
-// What the rules with moments have in common.
+// The part that the rules with moments share.
 struct MomentPass : RangePass {
   explicit MomentPass(const MomentArgs& args)
       : RangePass(args.state),

@@ -18,7 +18,7 @@ struct SpanBatch {
   bool continues;  // *out[0] is the sum of what came before
 };
 
-// What this thread reads of the tile at `begin`; zeros from `end` on.
+// Reads this thread's elements of the tile at `begin`; zeros from `end` on.
 template <class T>
 __device__ Packed<T, 8> LoadShare(const T* src, int64_t begin, int64_t end,
                                   bool aligned) {
@@ -28,7 +28,7 @@ __device__ Packed<T, 8> LoadShare(const T* src, int64_t begin, int64_t end,
                                   : Load<false>(src, slice);
 }
 
-// As fp32 into `tile`.
+// Writes the elements as fp32 into `tile`.
 template <class T>
 __device__ void PutShare(const Packed<T, 8>& share, float* tile) {
   float4* const halves = reinterpret_cast<float4*>(

@@ -85,7 +85,7 @@ struct SumPass {
   }
 };
 
-// For the few float64 scalars of a step.
+// Sums the few float64 scalars of a step.
 struct SumDoublesPass {
   Sources src;
   double* dst;

@@ -21,8 +21,8 @@ namespace zero::cuda {
 inline constexpr size_t kScratchBytes = size_t{1} << 20;
 inline constexpr size_t kCounterBytes = 4096;
 
-// What a stream takes of the device: those that copy and that the host computes
-// on run no kernels.
+// Bytes that a stream takes of the device. Streams that copy, or that the host
+// computes on, run no kernels.
 inline int64_t StreamBytes(StreamRole role) {
   switch (role) {
     case StreamRole::kUp:
@@ -43,11 +43,11 @@ inline int64_t StreamBytes(StreamRole role) {
 inline constexpr size_t kMaxLibraryBytes = size_t{32} << 20;
 inline constexpr size_t kLibraryAlignment = 256;
 
-// What cuBLASLt is given for a product into c.
+// The workspace that cuBLASLt is given for a product into c.
 size_t LibraryBytes(const Matrix& c);
-// Of a product in fp32 that our own kernel adds to c.
+// The workspace of a product in fp32 that our own kernel adds to c.
 size_t ApartBytes(const Matrix& c);
-// Of a product into c, or one that is added to c apart.
+// The workspace of a product into c, or of one that is added to c apart.
 size_t ProductBytes(const Matrix& c, bool apart);
 
 // ---- Sums over rows ---------------------------------------------------------
@@ -60,11 +60,11 @@ struct RowBlocks {
   int64_t count;  // of blocks
 };
 
-// Of bias gradients: at least 64 rows, so that partial sums are a small part of
-// what is moved, and at most 256 blocks.
+// The row blocks of bias gradients: at least 64 rows, so that partial sums are
+// a small part of the bytes moved, and at most 256 blocks.
 RowBlocks ColumnSumBlocks(int64_t num_rows);
 size_t ColumnSumBytes(int64_t rows, int64_t cols);
-// Of a bias gradient that is then added to the sink.
+// The workspace of a bias gradient that is then added to the sink.
 size_t BiasBytes(const LinearBackwardWeightArgs& args);
 
 // Norms. A row of up to kNarrowRow elements has 16 lanes; a wider one has a
@@ -72,11 +72,12 @@ size_t BiasBytes(const LinearBackwardWeightArgs& args);
 // A thread holds at most 32 elements.
 inline constexpr int64_t kNarrowRow = 128;
 inline constexpr int kMaxRowThreads = kMaxGpuNormWidth / 32;
-// With `values` elements each. REQUIRES: width <= values * kMaxRowThreads.
+// The threads of a row if each has `values` elements. REQUIRES: width <= values
+// * kMaxRowThreads.
 unsigned ThreadsOfRow(int64_t width, int values);
 
-// Of backward: 8 elements each where kMaxRowThreads suffice for them, or 16;
-// of wider rows, 32 in turns.
+// The threads of a row in backward: 8 elements each where kMaxRowThreads
+// suffice for them, or 16; wider rows take 32 in turns.
 struct RowThreads {
   unsigned threads;
   int values;
@@ -86,9 +87,9 @@ RowThreads BackwardThreads(int64_t width);
 // Threads of an SM at 8 elements each, for which backward's registers suffice.
 inline constexpr int kRowThreads = 1024;
 
-// Of norms: as many blocks as an H100 or H200 runs at once, so that all end
-// together. At least 16 rows (4 where a row has a block), so that the partial
-// sums are a small part of what is moved.
+// The row blocks of norms: as many as an H100 or H200 runs at once, so that all
+// end together. A block has at least 16 rows (4 where a row has a block), so
+// that the partial sums are a small part of the bytes moved.
 RowBlocks NormBlocks(const NormBackwardArgs& args);
 
 // ---- Losses -----------------------------------------------------------------
@@ -126,7 +127,7 @@ struct EmbeddingLayout {
 
 // ---- Attention --------------------------------------------------------------
 
-// Of our own backward kernel: one float per row of every head.
+// The workspace of our own backward kernel: one float per row of every head.
 size_t TiledAttentionBackwardBytes(const AttentionShape& shape);
 
 // ---- All ops ----------------------------------------------------------------
@@ -148,7 +149,7 @@ class CudaSizes final : public OpSizes {
   size_t LossLogitsBytes(const LinearCrossEntropyArgs& args) const override;
 
  private:
-  // Of c (+)= a product of `operands`.
+  // The workspace of c (+)= a product of `operands`.
   size_t BytesOf(DType operands, const Matrix& c, bool accumulate) const;
 
   CudaOptions options_;

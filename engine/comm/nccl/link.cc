@@ -61,7 +61,7 @@ std::string ErrorText(ncclResult_t result) {
                       says ? last : "", "; NCCL_DEBUG=INFO says more");
 }
 
-// Of what NCCL does in the background on a communicator, once there is one.
+// The state of NCCL's background work on a communicator, once there is one.
 ncclResult_t StateOf(ncclComm_t comm) {
   if (comm == nullptr) return ncclInProgress;
   ncclResult_t state = ncclSuccess;
@@ -191,10 +191,11 @@ absl::Status NcclLink::AddChannel(Channel channel, const InitFn& init) {
       std::find(added.members.begin(), added.members.end(), rank_) -
       added.members.begin());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  // For good, not only until it is connected: NCCL connects what an algorithm
-  // or a peer needs when a collective first uses it, in any step, and a call
-  // that blocked there could only be ended by an abort that frees what the call
-  // still uses. The price is a thread of NCCL's for every launch.
+  // The communicator stays non-blocking after it is connected: NCCL connects
+  // what an algorithm or a peer needs when a collective first uses it, in any
+  // step, and a call that blocked there could only be ended by an abort that
+  // frees what the call still uses. The price is a thread of NCCL's for every
+  // launch.
   config.blocking = 0;
   config.commName = ChannelName(channel);  // in NCCL's own log
   const auto failed = [&](const std::string& reason) {
@@ -213,8 +214,8 @@ absl::Status NcclLink::AddChannel(Channel channel, const InitFn& init) {
                              "; NCCL_DEBUG=INFO says what it waits for"));
 }
 
-// What NCCL does in the background on a communicator: ncclSuccess when it has
-// done it, its error, or ncclInProgress after the deadline or a failure.
+// Waits for NCCL's background work on a communicator: ncclSuccess when it is
+// done, its error, or ncclInProgress after the deadline or a failure.
 ncclResult_t NcclLink::AwaitNccl(const NcclChannel& channel,
                                  absl::Time deadline) {
   absl::Time look = absl::Now() + WatchPeriod(timeout_);
@@ -273,9 +274,9 @@ bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
     if (!IsNcclError(result)) result = ended;
   }
   const bool begun = !IsNcclError(result);
-  // Only when NCCL has done it are the kernels on the stream, and an event
-  // behind them. In the first collective of a communicator NCCL connects: that
-  // waits for peers.
+  // The kernels are on the stream, and an event behind them, only when NCCL's
+  // background work is done. In the first collective of a communicator NCCL
+  // connects, which waits for peers.
   if (begun) result = AwaitNccl(channel, absl::Now() + timeout_);
   if (IsNcclError(result)) {
     Fail(AwaitCause(absl::UnavailableError(absl::StrCat(
@@ -356,7 +357,8 @@ void NcclLink::Latch(const absl::Status& failure,
   AbortAll();
 }
 
-// All at once: one that waits for the device would wait for the others.
+// All communicators are aborted at once: one that waits for the device would
+// wait for the others.
 void NcclLink::AbortAll() {
   std::lock_guard<std::mutex> lock(calls_);
   ncclGroupStart();
@@ -367,7 +369,8 @@ void NcclLink::AbortAll() {
   ncclGroupEnd();
 }
 
-// With state_ held: "; rank 1 is in #7 of channel ...".
+// A message such as "; rank 1 is in #7 of channel ...". REQUIRES: state_ is
+// held.
 std::string NcclLink::Inside() const {
   std::string text;
   for (const auto& channel : channels_) {
@@ -535,7 +538,7 @@ NcclCall* NcclLink::FirstInFlight(NcclChannel& channel) {
   }
 }
 
-// For the words of others, should they wait for this rank.
+// Publishes this rank's position for the messages of others that wait for it.
 void NcclLink::PublishProgress() {
   if (absl::Now() - told_ < std::min(timeout_ / 4, absl::Seconds(1))) return;
   std::string text;

@@ -12,7 +12,7 @@
 namespace zero {
 namespace {
 
-// From this version on, and only when asked to, ranks can share a GPU.
+// From this version on, ranks can share a GPU, if they ask for it.
 constexpr int kSharedGpuVersion = NCCL_VERSION(2, 30, 0);
 constexpr char kShareGpus[] = "NCCL_MULTI_RANK_GPU_ENABLE";
 

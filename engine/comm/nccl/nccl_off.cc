@@ -1,4 +1,4 @@
-// Where NCCL is not built: the linked twin, which says so.
+// The twin that is linked where NCCL is not built: it says so.
 #include "engine/comm/nccl/nccl.h"
 
 namespace zero {
