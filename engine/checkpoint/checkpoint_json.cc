@@ -47,7 +47,7 @@ class Members {
     const auto it = json_.find(key);
     return it != json_.end() && ReadCount(*it, value)
                ? absl::OkStatus()
-               : Damaged(file_, key, " is not a count");
+               : Damaged(file_, key, " is missing or not an integer >= 0");
   }
   absl::Status Text(const char* key, std::string* value) const {
     const auto it = json_.find(key);
@@ -128,7 +128,7 @@ absl::Status ReadShapes(const std::string& file, const Json& parameters,
       int64_t dim = 0;
       if (!Members::ReadCount(json, &dim)) {
         return Damaged(file, "the shape of '", absl::CHexEscape(name),
-                       "' has a value that is not a count");
+                       "' has a value that is not an integer >= 0");
       }
       dims.push_back(dim);
     }

@@ -71,7 +71,7 @@ absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes,
     what.push_back(absl::StrCat(
         Counted(checkpoints, "checkpoint"), " of ",
         HumanBytes(static_cast<double>(checkpoint_bytes)),
-        " that will be there at once (training.keep_last, and one that is "
+        " that will exist together (training.keep_last, and one that is "
         "being written)"));
     remedies.push_back("lower training.keep_last");
   }

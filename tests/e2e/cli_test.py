@@ -861,7 +861,8 @@ class CliTest(unittest.TestCase):
         self.assertRegex(text, r"as a host: copies to it [\d.]+ GB/s, from it "
                                r"[\d.]+ GB/s; AdamW [\d.]+ G elements/s by 3 "
                                r"threads\n")
-        self.assertRegex(text, r"disk: [\d.]+ GB/s read and as much written")
+        self.assertRegex(text, r"disk: [\d.]+ GB/s read while as much is "
+                               r"written")
         self.assertEqual(os.listdir(os.path.join(self.folder, "disk")), [])
         self.assertIn("/dev/null", self.error("devices", "--disk",
                                               "/dev/null/x"))
@@ -1641,7 +1642,7 @@ class CliTest(unittest.TestCase):
             self.assertEqual("no checkpoint at" in result.stdout, False)
             if refused:
                 self.assertRegex(result.stderr, "zero: training.out_dir: 3 "
-                                 "checkpoints of .* that will be there at once "
+                                 "checkpoints of .* that will exist together "
                                  ".* take .* and the disk of small/run has .* "
                                  "free; .* lower training.keep_last\n$")
 

@@ -552,7 +552,7 @@ absl::Status RunRank(const Options& options, const Rank& rank,
 absl::Status RunBenchmark(const Options& options) {
   const int world = options.run.ranks;
   if (options.limit && (world > 1 || options.on_gpu())) {
-    return absl::InvalidArgumentError("--limit is of one rank on a CPU");
+    return absl::InvalidArgumentError("--limit needs one rank on a CPU");
   }
   ZERO_ASSIGN_OR_RETURN(std::vector<Case> cases, LoadCases(options));
   absl::optional<Link> link;

@@ -84,7 +84,7 @@ absl::Status ShowDisk(const std::string& folder) {
   const DiskTrial trial = {.folder = folder};
   ZERO_ASSIGN_OR_RETURN(const double seconds, MeasureDisk(trial));
   const auto bytes = static_cast<double>(trial.pieces * trial.piece_bytes);
-  absl::PrintF("disk  %s: %.2f GB/s read and as much written, at once (%s)\n",
+  absl::PrintF("disk  %s: %.2f GB/s read while as much is written (%s)\n",
                folder, 1e-9 * bytes / seconds, HumanBytes(bytes));
   return absl::OkStatus();
 }
