@@ -96,7 +96,8 @@ class MetaDevice final : public Device {
   Facts facts_;
   MetaOps ops_;
   std::unique_ptr<Device> host_;
-  // Not a canonical address on any CPU that this runs on: reading faults.
+  // An address that is not canonical on any CPU that this runs on: reading it
+  // faults.
   std::atomic<uintptr_t> next_{uintptr_t{1} << 60};
 };
 

@@ -43,10 +43,10 @@ Var EmbeddingPart(Context& ctx, const Var& in, const Weight& tokens,
 Var Linear(Context& ctx, const Var& x, const Weight& w,
            const Weight* bias = nullptr, const Var* residual = nullptr);
 
-// GPT-2's feed-forward layer: gelu(x w1^T + b1) w2^T + b2 (+ residual). One op,
-// so that the activation's derivative rides on the second layer's backward and
-// the input of the activation alone is kept of the two [M, F] tensors, unless
-// nothing is to be computed again.
+// GPT-2's feed-forward layer: gelu(x w1^T + b1) w2^T + b2 (+ residual). It is
+// one op, so that the activation's derivative rides on the second layer's
+// backward. Of the two [M, F] tensors only the input of the activation is kept,
+// unless nothing may be recomputed.
 // Shapes: x [M, C], w1 [F, C], w2 [C, F] -> [M, C].
 Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
             Gelu act, const Weight& w2, const Weight* b2,

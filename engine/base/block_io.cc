@@ -96,7 +96,7 @@ absl::Status BlockProgress::Add(int64_t result, const std::string& path) {
                      "': the file ends before that; another program truncated "
                      "it, start the run again"));
   }
-  // Direct calls go on at whole blocks only.
+  // A direct call resumes only at a whole block.
   const int64_t n =
       std::max<int64_t>(result, 0) / kBlockAlignment * kBlockAlignment;
   rest_.offset += n;

@@ -69,7 +69,7 @@ DirectWriter::~DirectWriter() {
 
 absl::Status DirectWriter::Fail(absl::Status status) {
   writing_.Wait().IgnoreError();
-  // Gone at once, so that a full disk has its space back.
+  // The file goes at once, so that a full disk has its space back.
   Close(direct_fd_);
   Close(std::exchange(fd_, -1));
   ::unlink(temp_path_.c_str());

@@ -155,7 +155,7 @@ absl::Status ExpandOne(const std::string& pattern,
   }
   ::globfree(&matches);
   if (found.empty()) return NothingMatches(pattern);
-  // Bytewise, whatever the locale, so that the order is the same everywhere.
+  // The order is bytewise, whatever the locale, so it is the same everywhere.
   std::sort(found.begin(), found.end());
   paths->insert(paths->end(), found.begin(), found.end());
   return absl::OkStatus();
@@ -273,8 +273,8 @@ std::string FolderOf(const std::string& path) {
 }
 
 absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder) {
-  // A file, which network file systems lock for all hosts; a folder's lock is
-  // seen on only one host.
+  // The lock is on a file: network file systems lock a file for all hosts, and
+  // a folder for only one.
   const std::string path = folder + "/" + kLockFile;
   while (true) {
     const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -387,7 +387,7 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
   // A file of that name can only be a dead process's.
   std::FILE* const file = std::fopen(temp_path.c_str(), "we");
   if (file == nullptr) return FileError("cannot write", path, errno);
-  // On network file systems every write is a request.
+  // The buffer is large: on network file systems every write is a request.
   std::setvbuf(file, nullptr, _IOFBF, size_t{1} << 20);
   return std::unique_ptr<AtomicFile>(new AtomicFile(path, temp_path, file));
 }
@@ -398,7 +398,7 @@ AtomicFile::~AtomicFile() {
 
 absl::Status AtomicFile::Fail(absl::string_view action) {
   const int error_number = errno;
-  // Gone at once, so that a full disk has its space back.
+  // The file goes at once, so that a full disk has its space back.
   std::fclose(file_);
   ::unlink(temp_path_.c_str());
   file_ = nullptr;

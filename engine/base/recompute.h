@@ -1,4 +1,4 @@
-// What backward recomputes instead of keeping it.
+// How much backward recomputes instead of keeping it.
 #ifndef ZERO_ENGINE_BASE_RECOMPUTE_H_
 #define ZERO_ENGINE_BASE_RECOMPUTE_H_
 

@@ -183,7 +183,7 @@ absl::Status SwapFile::Reserve(int64_t bytes) {
     }
   } while (error == -EINTR && ++tries < 1000);
   if (error == 0) return absl::OkStatus();
-  // Gone at once, so that others and the message see the space it took.
+  // The data goes at once, so that others and the message see its space.
   const bool cut = ::ftruncate(fd_, 0) == 0;
   const int64_t free = cut ? FreeDiskBytes(path_) : -1;
   return FileError(

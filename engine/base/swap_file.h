@@ -64,7 +64,7 @@ class SwapFile {
   static int64_t PaddedBytes(int64_t bytes) {
     return RoundUp(bytes, kBlockAlignment);
   }
-  // Bytes of a file with such pieces.
+  // Bytes of a file with pieces of these sizes.
   static int64_t FileBytes(absl::Span<const int64_t> pieces);
 
   // Errors: those of BlockIo::Run; DataLoss if a block is not what was written.

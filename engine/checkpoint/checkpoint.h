@@ -61,7 +61,7 @@ struct CheckpointRange {
   DType dtype = DType::kF32;
 };
 
-// Its tensor's name: "exp_avg/wte.weight[0:4096]".
+// The name of a range's tensor: "exp_avg/wte.weight[0:4096]".
 std::string CheckpointTensorName(const CheckpointRange& range);
 
 struct CheckpointManifest {
@@ -121,18 +121,19 @@ std::string CheckpointFolder(const std::string& checkpoints, int64_t step);
 // on all ranks.
 std::string PartialFolder(const std::string& checkpoints, int64_t step);
 
-// One rank: makes an empty PartialFolder, replacing an earlier one.
+// Makes an empty PartialFolder, replacing an earlier one. Called by one rank.
 // Errors: FileError, here and below.
 absl::Status BeginCheckpoint(const std::string& checkpoints, int64_t step);
 
-// One rank, instead of CommitCheckpoint, if a save has failed. Frees its space.
+// Frees the space of a failed save. Called by one rank instead of
+// CommitCheckpoint.
 absl::Status AbandonCheckpoint(const std::string& checkpoints, int64_t step);
 
-// One rank, when all parts are durable: writes the manifest, checks the whole
-// as CheckpointReader::Open does, and renames the folder into place, durably.
-// An existing checkpoint of that step is replaced without a gap (if the file
-// system can exchange two names; elsewhere RemoveUnfinishedCheckpoints repairs
-// a crash between two renames).
+// Writes the manifest, checks the whole as CheckpointReader::Open does, and
+// renames the folder into place, durably. Called by one rank when all parts are
+// durable. An existing checkpoint of that step is replaced without a gap (if
+// the file system can exchange two names; elsewhere RemoveUnfinishedCheckpoints
+// repairs a crash between two renames).
 // `step_hook` is for tests: called after each step.
 // Errors: those of Open; the partial folder is then removed.
 absl::Status CommitCheckpoint(const std::string& checkpoints,
@@ -147,8 +148,7 @@ struct CheckpointPart {
   std::string file;  // path of states-*.safetensors
   int64_t file_bytes = 0;
   std::vector<CheckpointRange> ranges;
-  // For each range: the offset of its data in the file, and the hashes of its
-  // blocks.
+  // The offset of each range's data in the file, and the hashes of its blocks.
   std::vector<int64_t> offsets;
   std::vector<std::vector<std::string>> hashes;
 };
@@ -202,7 +202,7 @@ class CheckpointReader {
     Block block;
     int64_t begin = 0, end = 0;
   };
-  // Where elements [begin, begin + elems) are, in order.
+  // The slices that hold elements [begin, begin + elems), in order.
   // Errors: NotFound, OutOfRange.
   absl::StatusOr<std::vector<Slice>> Find(absl::string_view state,
                                           absl::string_view parameter,
@@ -271,8 +271,9 @@ absl::StatusOr<FoundCheckpoint> FindNewestCheckpoint(
 // `checkpoints` is missing.
 std::vector<std::string> ListCheckpoints(const std::string& checkpoints);
 
-// At the start of a run, whose lock keeps others out: restores checkpoints that
-// were moved aside and not replaced, and removes all else that a crash left.
+// Restores checkpoints that were moved aside and not replaced, and removes all
+// else that a crash left. Called at the start of a run, whose lock keeps others
+// out.
 absl::Status RemoveUnfinishedCheckpoints(const std::string& checkpoints);
 
 // Removes checkpoints except the newest `keep_last` that open (0: removes

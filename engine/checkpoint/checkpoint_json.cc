@@ -57,7 +57,7 @@ class Members {
     *value = it->get<std::string>();
     return absl::OkStatus();
   }
-  // Null if there is none.
+  // The list at `key`, or null.
   const Json* List(const char* key) const {
     const auto it = json_.find(key);
     return it != json_.end() && it->is_array() ? &*it : nullptr;

@@ -18,7 +18,7 @@ inline constexpr char kManifestFile[] = "checkpoint.json";
 // "states-00000", without a suffix.
 std::string PartName(int64_t part);
 
-// An index: a reader's part of it, and more.
+// The content of an index file: a CheckpointPart, and more.
 struct CheckpointIndex {
   int64_t part = 0;
   std::string save;
@@ -35,7 +35,7 @@ std::string IndexText(const CheckpointIndex& index);
 //         newer version.
 absl::StatusOr<CheckpointManifest> ParseManifest(const std::string& file,
                                                  absl::string_view text);
-// Its ranges are not empty and have one hash per block.
+// Reads an index. Its ranges are not empty and have one hash per block.
 absl::StatusOr<CheckpointIndex> ParseIndex(const std::string& file,
                                            absl::string_view text);
 

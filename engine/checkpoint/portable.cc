@@ -124,7 +124,7 @@ bool IsWeights(absl::string_view name) {
 void CarryOver(const std::string& from, const std::string& to, bool is_model,
                std::vector<std::string>* left);
 
-// One file, link or folder of CarryOver, durably.
+// Copies one file, link or folder for CarryOver, durably.
 absl::Status CarryOne(const std::string& source, const std::string& target,
                       std::vector<std::string>* left) {
   namespace fs = std::filesystem;

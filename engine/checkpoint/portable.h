@@ -26,7 +26,7 @@
 
 namespace zero {
 
-// As in transformers: 5 GB.
+// The size of a shard by default, 5 GB, as in transformers.
 inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
 
 // Writes DIR/config.json, the weights and further files, such as a tokenizer.

@@ -114,8 +114,8 @@ bool ReadCount(const Json& json, int64_t* value) {
   return *value >= 0;
 }
 
-// One entry of the header, checked against itself and the data's size;
-// *begin is its offset in the data.
+// Reads one entry of the header and checks it against itself and the data's
+// size; *begin is its offset in the data.
 absl::Status ReadEntry(const std::string& name, const Json& entry,
                        int64_t data_bytes, StoredTensor* tensor,
                        int64_t* begin) {
@@ -172,7 +172,7 @@ absl::Status ReadEntry(const std::string& name, const Json& entry,
   return absl::OkStatus();
 }
 
-// Every byte of the data belongs to exactly one tensor.
+// Checks that every byte of the data belongs to exactly one tensor.
 absl::Status CheckCover(const std::string& file, const uint8_t* data,
                         int64_t data_bytes, std::vector<StoredTensor> tensors) {
   // Empty tensors first, so that they do not hide behind others.

@@ -127,7 +127,7 @@ void PeerMemory::SumOfAll(int64_t piece, const Window& window,
   }
 }
 
-// Piece by piece, as each host's sum needs memory.
+// The sum is made piece by piece, since each host's sum needs memory.
 void PeerMemory::SumByHosts(absl::Span<const Source> sources, const Vector& dst,
                             bool accumulate) {
   const DType dtype = own().dtype;

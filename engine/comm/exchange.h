@@ -26,7 +26,7 @@ struct Window {
   int64_t before = 0;  // elements of the windows before it in a list
 };
 
-// Elements of each rank's piece of a segment; of the segment if there is a
+// Elements of each rank's piece of a segment, or of the segment if there is a
 // root.
 int64_t PieceElems(const Collective& collective, size_t segment, int world);
 
@@ -75,8 +75,8 @@ class PeerMemory {
   // Any rank's data for a piece.
   Source Sent(int rank, int64_t piece, const Window& window) const;
 
-  // On the CPU the copy is done when this returns: it runs on the stream's
-  // worker.
+  // Copies on the stream's worker. On the CPU the copy is done when this
+  // returns.
   void Copy(void* dst, Source src, int64_t bytes);
   // dst = the sum of `src` in this order; with `accumulate` dst is added too.
   void Sum(absl::Span<const Source> src, DType dtype, const Vector& dst,

@@ -77,7 +77,7 @@ double SecondsOf(Clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
 
-// The measurement by the first of a pair.
+// Measures as the first process of a pair.
 absl::StatusOr<LinkSpeed> MeasureOne(Network& network, int peer, bool first,
                                      absl::Duration timeout) {
   End end(network, peer, timeout);
@@ -86,7 +86,7 @@ absl::StatusOr<LinkSpeed> MeasureOne(Network& network, int peer, bool first,
   ZERO_ASSIGN_OR_RETURN(const Clock::duration large,
                         RoundTrip(end, first, kLargeBytes, kLargeMessages));
   const double latency = SecondsOf(small) / 2;
-  // Without the answer's time.
+  // The answer's time is subtracted.
   const double seconds = std::max(SecondsOf(large) - latency, 1e-9);
   return LinkSpeed{.latency = absl::Seconds(latency),
                    .bytes_per_second = kLargeBytes / seconds};

@@ -69,7 +69,7 @@ struct LocalGroup::Channel {
   std::vector<End> ends;                // by place
   std::vector<const Collective*> open;  // by index: the ranks' current ones
   std::vector<int> hosts;               // theirs, for kHierarchical
-  // See Rounds; two take turns.
+  // Memory of two rounds, which take turns; see Rounds.
   std::vector<char> staging[2], outgoing[2];
   int num_arrived = 0;
   int num_working = 0;
@@ -403,7 +403,7 @@ class LocalGroup::Crossing {
     data_ = network().Begin(channel_.name, std::move(messages));
   }
 
-  // False: the group has failed.
+  // Returns false if the group has failed.
   bool Await() {
     const int place = rounds_.leader();
     if (marks_ != nullptr) {
@@ -456,7 +456,7 @@ int64_t LocalGroup::Cross(Channel& channel, int place, Stream& stream) {
   }
   // All processes come here, even with nothing to move.
   do {
-    // While the round is in flight.
+    // The sums are made while a round is in flight.
     if (sums) SumForOthers(channel, place, peers, stream, rounds, round + 1);
     const bool arrived = crossing == nullptr || crossing->Await();
     if (!Meet(channel, place) || !arrived) break;

@@ -93,13 +93,13 @@ class Runner {
                         absl::StrCat("rank ", index, ": ", status.message()));
   }
 
-  // The lowest ended rank's: that of the summary.
+  // The error of the lowest ended rank, which is the one in the summary.
   absl::Status Error() const {
     return errors_.empty() ? absl::OkStatus() : errors_.begin()->second;
   }
 
-  // OK when all have ended. An error: of the run, with the ranks that did not
-  // return within the timeout after it.
+  // Waits until all ranks have ended. Errors: the run's, with the ranks that
+  // did not return within the timeout after it.
   absl::Status AwaitAll() {
     const absl::Duration timeout = options_.local.timeout;
     absl::Time deadline = absl::InfiniteFuture();

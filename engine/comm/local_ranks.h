@@ -40,7 +40,7 @@ struct LocalRanksOptions {
       int rank, const std::string& channel, std::unique_ptr<Communicator> end)>
       wrap;
   absl::optional<Link> host_link = absl::nullopt;  // of each Rank
-  // As in MemoryShare.
+  // Budgets, as in MemoryShare.
   int64_t device_budget = 0, host_budget = 0;
   // How processes wait while they start; threads of one process start together.
   Patience patience;
@@ -73,7 +73,7 @@ class Transport {
   // The same, polled several times a second while ranks run. `starting`: some
   // ranks are not connected yet.
   virtual absl::Status Watch(bool /*starting*/) { return status(); }
-  // See Rank.
+  // The missing ranks; see Rank.
   virtual std::vector<int> missing() = 0;
 
  private:

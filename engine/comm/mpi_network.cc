@@ -23,7 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Beside the program.
+// The plugin's path, beside the program.
 std::string PluginPath() {
   char program[PATH_MAX] = {};
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) <= 0) return "";
@@ -31,10 +31,10 @@ std::string PluginPath() {
   return path.substr(0, path.rfind('/') + 1) + kMpiPlugin;
 }
 
-// Loaded for good: libmpi cannot be unloaded.
+// Loads the table for good: libmpi cannot be unloaded.
 absl::StatusOr<const MpiTable*> LoadTable() {
   ZERO_RETURN_IF_ERROR(CheckMpi());
-  // Global: libmpi loads parts of its own that use its symbols.
+  // Its symbols are global: libmpi loads parts of its own that use them.
   void* const plugin = dlopen(PluginPath().c_str(), RTLD_NOW | RTLD_GLOBAL);
   void* const symbol =
       plugin == nullptr ? nullptr : dlsym(plugin, kMpiTableSymbol);
@@ -286,7 +286,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
     return num_ended > 0;
   }
 
-  // No further MPI calls: no memory is used any more.
+  // Ends all MPI calls: after this none uses memory any more.
   void Halt(const absl::Status& status) {
     halted_ = true;
     for (const auto& load : flying_) load->error.Update(status);
@@ -307,7 +307,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
   std::deque<std::shared_ptr<Load>> begun_;
   std::set<std::shared_ptr<Load>> flying_;
   int num_started_ = 0;
-  // The thread's own.
+  // Used only by the thread.
   std::vector<void*> requests_;
   std::vector<const char*> errors_;
 };

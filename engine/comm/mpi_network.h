@@ -50,7 +50,7 @@ class MpiNetwork final : public Network {
   // them did not within `timeout`.
   bool Finish(absl::Duration timeout);
 
-  // After this without Finish MPI is not finalized, and the process must end.
+  // Without Finish, MPI is not finalized, and the process must end.
   ~MpiNetwork() override;
 
  private:

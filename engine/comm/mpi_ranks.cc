@@ -40,7 +40,7 @@ absl::StatusOr<TcpStoreAddress> SpreadAddress(
   if (network.process() == 0) {
     TcpStoreAddress address = launch.store.value_or(TcpStoreAddress{
         launch.local_world == launch.world ? "127.0.0.1" : HostName(), 0});
-    // Slurm's port is a guess; here none is needed.
+    // Slurm's port is a guess; MPI needs none.
     if (launch.world_name != "WORLD_SIZE" &&
         GetEnv("MASTER_PORT") == absl::nullopt) {
       address.port = 0;
@@ -53,7 +53,7 @@ absl::StatusOr<TcpStoreAddress> SpreadAddress(
     }
     listens = listening.status();
   }
-  // Even if it failed: the others wait for it.
+  // The text is sent even after a failure: the others wait for it.
   ZERO_ASSIGN_OR_RETURN(told, network.Broadcast(told));
   ZERO_RETURN_IF_ERROR(listens);
   const std::vector<std::string> parts = absl::StrSplit(told, ' ');
@@ -291,7 +291,7 @@ absl::Status RunMpiProcess(const Launch& launch, int ranks_here,
                         TcpStore::Connect(address, process, processes, timeout,
                                           options.patience));
   std::vector<std::string> must_match = options.must_match;
-  // First: other numbers of the config follow from it.
+  // This line is the first: other numbers of the config follow from it.
   must_match.insert(must_match.begin(),
                     absl::StrCat(network->library(), ", --ranks ", ranks_here));
   const std::string host = HostName();

@@ -108,7 +108,7 @@ class NcclTransport final : public Transport {
         stuck);
   }
 
-  // While ranks of this process are not connected yet.
+  // Checks the start while ranks of this process are not connected yet.
   void CheckStart() {
     const Patience& patience = options_.patience;
     const bool tells = !told_ && patience.tell && !where_.empty() &&

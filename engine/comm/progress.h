@@ -24,7 +24,7 @@ struct CollectiveMark {
   std::string TextIn(const std::string& channel) const;
 };
 
-// Where one rank is in one channel.
+// The position of one rank in one channel.
 struct ChannelProgress {
   std::string channel;    // with its members, as ChannelText has it
   CollectiveMark issued;  // the last one

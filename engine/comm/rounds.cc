@@ -8,7 +8,7 @@
 namespace zero {
 namespace {
 
-// Memory side by side is one run.
+// Adds memory to a message. Memory side by side is one run.
 void Add(const void* data, int64_t bytes, std::vector<MemoryRun>* runs) {
   if (bytes == 0) return;
   char* const begin = const_cast<char*>(static_cast<const char*>(data));
@@ -116,7 +116,7 @@ int64_t Rounds::staging_bytes() const {
   return kind_ == CollectiveKind::kReduce && IsHere(root_) ? block : 0;
 }
 
-// Where the leader receives a rank's data.
+// The address at which the leader receives a rank's data.
 char* Rounds::Landing(const Collective& leader, int rank,
                       const Window& window) const {
   const int64_t piece = kind_ == CollectiveKind::kAllGather
@@ -126,7 +126,7 @@ char* Rounds::Landing(const Collective& leader, int rank,
          (piece + window.begin) * ItemBytes();
 }
 
-// Where the block of a sender for the rank that has `piece` begins.
+// The position of a sender's block for the rank that has `piece`.
 int64_t Rounds::StagedElem(int round, int rank, int64_t piece) const {
   int64_t block = sender_[rank];
   if (block >= own_end_) block -= own_end_ - own_begin_;
@@ -164,7 +164,7 @@ int64_t Rounds::sent_bytes() const {
   return 0;
 }
 
-// Where a sender's sum of a piece begins.
+// The address of a sender's sum of a piece.
 char* Rounds::Outgoing(int round, int sender, int64_t piece,
                        char* outgoing) const {
   const int64_t world = static_cast<int64_t>(processes_.size());
@@ -172,7 +172,7 @@ char* Rounds::Outgoing(int round, int sender, int64_t piece,
                         RoundElems(round) * ItemBytes();
 }
 
-// The places divide the pieces.
+// Each place makes the sums of a share of the pieces.
 void Rounds::ForEachSum(int round, int place, char* outgoing,
                         const VisitSumFn& visit) const {
   if (round >= size() || outgoing_bytes() == 0) return;

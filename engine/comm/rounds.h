@@ -62,14 +62,14 @@ class Rounds {
   std::vector<PeerMessages> Messages(int round,
                                      absl::Span<const Collective* const> all,
                                      char* staging, char* outgoing) const;
-  // Where the received data is: see PeerMemory::ReceivedFn. `leader`: its
-  // collective.
+  // The block of received data, for PeerMemory::ReceivedFn. `leader` is the
+  // leader's collective.
   PeerMemory::Block Received(int round, const Collective& leader,
                              const char* staging, int rank, int64_t piece,
                              const Window& window) const;
 
  private:
-  // Who sends one block of a sum: the places [begin, end).
+  // The senders of one block of a sum: the places [begin, end).
   struct Sender {
     int begin = 0, end = 0;
   };

@@ -15,7 +15,7 @@
 
 namespace zero {
 
-// What connects a rank to the others, or a device to its host.
+// The connection of a rank to the others, or of a device to its host.
 struct Link {
   double bytes_per_second = 0;
   absl::Duration latency;  // per step of a ring, or per copy

@@ -35,7 +35,7 @@ constexpr absl::Duration kLinger = absl::Seconds(5);
 // How long an answer may take: the server only looks up a key.
 constexpr absl::Duration kAnswer = absl::Seconds(20);
 
-// Beside StoreCall; the last three are answers.
+// Kinds of frames besides StoreCall's; the last three are answers.
 enum Kind : char {
   kHello = 'h',
   kBye = 'b',
@@ -68,7 +68,8 @@ bool SendAll(int socket, const std::string& bytes) {
   return true;
 }
 
-// False: the other end has closed, or was silent for too long (errno).
+// Returns false if the other end has closed, or was silent for too long
+// (errno).
 bool ReceiveAll(int socket, char* to, size_t size) {
   for (size_t received = 0; received < size;) {
     const ssize_t n = recv(socket, to + received, size - received, 0);
@@ -80,7 +81,8 @@ bool ReceiveAll(int socket, char* to, size_t size) {
   return true;
 }
 
-// False: likewise, or the frame has a size that we never send.
+// Returns false as ReceiveAll does, or if the frame has a size that we never
+// send.
 bool ReceiveFrame(int socket, std::string* frame) {
   char size_bytes[4];
   if (!ReceiveAll(socket, size_bytes, sizeof(size_bytes))) return false;
@@ -193,7 +195,7 @@ void TcpStoreServer::Accept() {
   }
 }
 
-// Until the peer closes, or breaks the protocol.
+// Serves a socket until the peer closes it or breaks the protocol.
 void TcpStoreServer::Serve(int socket) {
   Peer peer;
   std::string frame, answer;

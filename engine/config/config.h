@@ -90,7 +90,7 @@ struct ZeroConfig {
   int64_t stage = 0;
   OffloadDevice offload_optimizer = OffloadDevice::kNone;  // ".device"
   OffloadDevice offload_param = OffloadDevice::kNone;      // ".device"
-  // For device nvme: a folder, the same for both. Unset if neither is nvme.
+  // The folder for device nvme, the same for both. Unset if neither is nvme.
   std::string optimizer_nvme_path, param_nvme_path;
   double offload_optimizer_ratio = 1;  // ".ratio"
   int64_t reduce_bucket_size = 6'553'600;

@@ -45,7 +45,7 @@ double BlocksElems(const ModelConfig& c) {
   return static_cast<double>(c.num_hidden_layers) * block;
 }
 
-// All blocks and the final norm.
+// Elements of all blocks and the final norm.
 double BodyElems(const ModelConfig& c) {
   const double norm_vectors = c.family == ModelFamily::kGpt2 ? 2 : 1;
   return BlocksElems(c) + norm_vectors * static_cast<double>(c.hidden_size);

@@ -100,7 +100,8 @@ class RunCheckpoints {
                          const BytesFn& bytes) const;
   absl::Status Complete();
   void Do(std::function<absl::Status()> work);
-  // The ranks' work of the phase has ended, with the same result on all.
+  // Ends a phase once the ranks' work of it has ended, with the same result on
+  // all.
   void EndPhase(const absl::Status& status);
   // OK if it is OK on every rank; else this rank's error, or CannotWrite.
   absl::Status Agree(const char* name, const absl::Status& own);

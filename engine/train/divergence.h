@@ -26,7 +26,7 @@ absl::Status CheckSkips(const Config& config, const RunRecord& record,
 
 // Checks the weights after the last step.
 // Errors: Aborted if the run diverged, so that its weights replace no good
-// ones.
+//         ones.
 absl::Status CheckFinite(Executor& executor, const Config& config,
                          const RunRecord& record);
 

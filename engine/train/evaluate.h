@@ -13,7 +13,7 @@
 
 namespace zero {
 
-// A loader's part of a config.
+// The batch shape that a config gives a loader.
 BatchShape BatchShapeOf(const Config& config, int world);
 
 // A micro-batch in the executor's form; `batch` must outlive it.

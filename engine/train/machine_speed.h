@@ -24,7 +24,7 @@ struct MachineSpeed {
   // Where the rates of the host and of the disk come from, in words for people.
   std::string host_origin = "assumed", disk_origin = "assumed";
 
-  // Between consecutive ranks.
+  // The rate between consecutive ranks.
   double BytesPerSecond(int64_t ranks) const {
     return ranks <= ranks_per_node ? node_bytes_per_second : bytes_per_second;
   }

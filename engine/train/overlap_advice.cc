@@ -36,7 +36,7 @@ struct Rule {
   std::string text;
 };
 
-// The best first.
+// The rules for a run's longest wait, the best first.
 std::vector<Rule> RulesFor(const Config& config,
                            const OverlapSituation& situation) {
   const ZeroConfig& zero = config.zero_optimization;

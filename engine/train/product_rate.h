@@ -29,10 +29,9 @@ struct PeakRate {
 // measurements.
 ProductRate MeasureProductRate(Device& device, DType dtype);
 
-// The better of `measured` and of the best in `file` for such a device (its
-// name, instruction set and threads), which is also saved there: a busy moment
-// must not change the reference. A file that cannot be read or written counts
-// as empty.
+// The better of `measured` and the best rate in `file` for such a device (its
+// name, instruction set and threads). Saves it there: a busy moment must not
+// lower the reference. A file that cannot be read or written counts as empty.
 ProductRate BestProductRate(const std::string& file, const DeviceInfo& device,
                             DType dtype, const ProductRate& measured);
 

@@ -26,8 +26,8 @@ Json PerChannel(const WaitTimes& waited) {
   return times;
 }
 
-// This rank's arenas, and its share of the process's code and files. On the
-// CPU, where ranks are threads of one process.
+// This rank's arenas and its share of the process's code and files, on the CPU,
+// where ranks are threads of one process.
 Json ResidentBytes(const Session& session) {
   Json bytes;
   for (const Arena* arena : session.executor().arenas()) {
@@ -339,7 +339,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   if (rank().device->kind() == DeviceKind::kCpu) {
     line["resident_bytes"] = ResidentBytes(*session_);
   }
-  // Unknown if a rank was lost.
+  // The peak is unknown if a rank was lost.
   if (summary.peak_bytes > 0) {
     line["peak_bytes_of_all_ranks"] = static_cast<int64_t>(summary.peak_bytes);
   }

@@ -132,7 +132,7 @@ bool IsOlder(const std::string& path, const std::string& than) {
 
 constexpr char kRemedy[] =
     "; set it back, or resume anyway with training.resume_changed=true";
-// If the two have different states.
+// The remedy if the two runs have different states.
 constexpr char kWeightsAlone[] =
     "; set it back, or start a new run from the weights only: zero checkpoint "
     "export RUN DIR, then zero train --model DIR";

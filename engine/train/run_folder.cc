@@ -56,8 +56,9 @@ absl::Status CheckKeepsItsStart(const std::string& out_dir,
                    "replace it; choose another folder"));
 }
 
-// Now, not when the last of them is written. An earlier final/ goes only when
-// the new one is complete. `checkpoints`: how many there will be at once.
+// Checks now, not when the last of them is written, that the disk has room. An
+// earlier final/ goes only when the new one is complete. `checkpoints`: how
+// many exist together.
 absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes,
                        int64_t checkpoints, int64_t checkpoint_bytes) {
   const int64_t free = FreeDiskBytes(out_dir);
@@ -271,7 +272,7 @@ absl::Status RunFolder::SaveWeights(const std::string& name) {
   for (const std::string& note : notes) console_->Line("note: " + note);
   weights_ = name;
   if (name != "final" || session_->rank().rank() > 0) return absl::OkStatus();
-  // An earlier run's, which this one replaces.
+  // The weights are an earlier run's, which this run replaces.
   return RemoveTree(training().out_dir + "/final.failed");
 }
 

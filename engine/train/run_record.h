@@ -16,7 +16,7 @@ namespace zero {
 
 inline constexpr double kNotKnown = std::numeric_limits<double>::quiet_NaN();
 
-// What one step sent, received and waited for, on this rank.
+// Bytes that one step sent and received on this rank, and its waits.
 struct StepCommunication {
   StepWire wire;
   int64_t collectives = 0;

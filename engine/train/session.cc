@@ -88,7 +88,7 @@ bool VocabularyPartsPay(const Config& config, const Plan& plan,
   return saved > states / 4;
 }
 
-// The calls of a run, on the executor's device.
+// Makes the calls of a run on the executor's device.
 absl::Status Rehearse(Executor& executor, const Config& config,
                       const Workload& workload) {
   static const int32_t kToken = 0;

@@ -77,7 +77,7 @@ class Session {
   int64_t offloaded_bytes() const {
     return host_bytes() - host_ledger_.peak_bytes(MemoryCategory::kSnapshot);
   }
-  // Null if the workload has none.
+  // The snapshot; null if the workload has none.
   StateSnapshot* snapshot() const { return snapshot_.get(); }
 
   // Measures `fixed` again: libraries load more of themselves on first use.

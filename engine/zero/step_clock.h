@@ -55,7 +55,7 @@ class StepClock {
   void set_wait_hook(WaitHook hook) { wait_hook_ = std::move(hook); }
   void set_time_hook(TimeHook hook) { time_hook_ = std::move(hook); }
 
-  // Computation's waits for other ranks, also between steps.
+  // How long computation waited for other ranks, including between steps.
   const WaitTimes& waited() const { return waited_; }
 
   // Performs `work` of an action, which launches on `stream`, between its hooks
@@ -103,8 +103,8 @@ class StepClock {
          });
   }
 
-  // Runs `work`, which makes a stream that works for the host wait for a disk.
-  // If computation waits for that stream meanwhile, it waits for the disk.
+  // Runs `work`, which makes a host stream wait for a disk. If computation
+  // waits for that stream meanwhile, it waits for the disk.
   template <typename Work>
   void WaitForDisk(Stream& stream, const Work& work) {
     auto begin = std::make_shared<TimePoint>();

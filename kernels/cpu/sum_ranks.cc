@@ -61,7 +61,7 @@ HWY_EXPORT(SumFloats);
 
 namespace {
 
-// For the few float64 scalars of a step.
+// Sums the few float64 scalars of a step.
 void SumDoubles(const SumRanksArgs& args) {
   double* const dst = static_cast<double*>(args.dst.data);
   for (int64_t i = 0; i < args.dst.size; ++i) {

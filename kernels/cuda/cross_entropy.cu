@@ -15,7 +15,7 @@ constexpr int kThreads = 128;
 constexpr int kGroup = 8;  // elements of a thread at a time
 constexpr int kTile = kThreads * kGroup;
 
-// Rows of logits of one part of the words.
+// Rows of logits of one part of the vocabulary.
 struct RowArgs {
   void* logits;  // [rows, ld]
   int64_t ld;

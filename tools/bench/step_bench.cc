@@ -3,8 +3,8 @@
 // in one process, so that a slow minute slows them all; to measure memory, a
 // case runs alone. Prints one JSON object per case.
 //
-// On a CPU the ops are timed in these steps. On a GPU timing would slow a step:
-// the profile, by events, is of additional steps.
+// On a CPU the ops are timed in these steps. On a GPU timing would slow a step,
+// so additional steps are profiled, by events.
 #include <algorithm>
 #include <cstdint>
 #include <deque>

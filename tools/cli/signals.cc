@@ -36,7 +36,7 @@ void TakeSignals(const sigset_t& signals, const std::string& left) {
   for (int signal = 0; sigwait(&signals, &signal) == 0;) {
     if (!stop_requested && signal == SIGTERM) terminated = true;
     if (stop_requested.exchange(true)) {
-      // Not by stdio: another thread may hold its lock, and write nothing.
+      // stdio is not used: another thread may hold its lock.
       [[maybe_unused]] const ssize_t written =
           write(STDERR_FILENO, left.data(), left.size());
       _exit(128 + signal);

@@ -96,7 +96,7 @@ const char* Start(bool sends, const MemoryRun* runs, int num_runs, int peer,
   return nullptr;
 }
 
-// Null: it ended as it should.
+// The error's text; null if the message ended as it should.
 const char* ErrorOf(int code, const MPI_Status& status, int64_t bytes) {
   if (code != MPI_SUCCESS) return Text(code);
   int received = 0;

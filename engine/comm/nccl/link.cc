@@ -122,8 +122,8 @@ absl::StatusOr<std::shared_ptr<NcclLink>> NcclLink::Open(
   return link;
 }
 
-// So that whoever does not come is named, which NCCL would not do; and who has
-// which GPU.
+// Meets the other ranks in the store first, so that a missing one is named,
+// which NCCL would not do, and learns which GPU each rank has.
 absl::Status NcclLink::MeetOthers() {
   char bus_id[64] = "";
   ZERO_CUDA_CHECK(
@@ -224,7 +224,7 @@ ncclResult_t NcclLink::AwaitNccl(const NcclChannel& channel,
       std::lock_guard<std::mutex> lock(calls_);
       if (!status().ok()) return ncclInProgress;
       ncclResult_t state = ncclSuccess;
-      // A split is the world's work first.
+      // A split is first background work of the world's communicator.
       if (!watch_.joinable()) state = StateOf(channels_.front()->comm);
       if (state == ncclSuccess) state = StateOf(channel.comm);
       if (state != ncclInProgress) return state;
@@ -309,11 +309,12 @@ std::shared_ptr<void> NcclLink::Register(NcclChannel& channel, void* data,
   if (!status().ok()) return nullptr;
   const ncclResult_t result =
       ncclCommRegister(channel.comm, data, bytes, &handle);
-  // Not every memory can be mapped; NCCL then copies, as without. What
-  // cudaMalloc gave serves the network. Between GPUs of a machine NCCL maps
-  // such memory only where NCCL_LEGACY_CUDA_REGISTER says so, and switches that
-  // add up (NVLS) want ncclMemAlloc's, at equal offsets on all ranks. Either is
-  // mapped by the first collective that uses it: in the middle of a step.
+  // Some memory cannot be mapped; NCCL then copies, as without registration.
+  // Memory of cudaMalloc serves the network. Between GPUs of a machine NCCL
+  // maps such memory only where NCCL_LEGACY_CUDA_REGISTER says so, and switches
+  // that add up (NVLS) want ncclMemAlloc's, at equal offsets on all ranks.
+  // Either is mapped by the first collective that uses it: in the middle of a
+  // step.
   if (result != ncclSuccess || handle == nullptr) return nullptr;
   return std::shared_ptr<void>(
       handle, [link = shared_from_this(), &channel](void* registered) {
@@ -574,7 +575,7 @@ NcclLink::~NcclLink() {
   if (!Finalize()) AbortAll();
 }
 
-// False: other ranks are gone, or do not come to it.
+// Returns false if other ranks are gone or do not take part.
 bool NcclLink::Finalize() {
   if (!status().ok()) return false;
   for (const auto& channel : channels_) {

@@ -29,7 +29,8 @@
 
 namespace zero {
 
-// Where ranks meet in the store before NCCL connects them (MissingInStore).
+// The barrier in the store where ranks meet before NCCL connects them
+// (MissingInStore).
 inline constexpr char kNcclStartUp[] = "start-up of NCCL";
 
 struct NcclOptions {

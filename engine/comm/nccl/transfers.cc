@@ -20,7 +20,7 @@ char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 // NCCL rounds sums to the dtype at every hop.
 bool IsNarrow(DType dtype) { return SumDType(dtype) != dtype; }
 
-// fn(segment, its part of the staging memory, if there is any).
+// Calls fn(segment, its part of the staging memory, if any) for each segment.
 template <class Fn>
 ncclResult_t ForEachSegment(const NcclPlace& place,
                             const Collective& collective, const Fn& fn) {
