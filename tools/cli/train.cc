@@ -66,7 +66,7 @@ void PrintSummary(const RunSummary& summary, const Config& config,
                    run.device == "cpu" ? "; predicted " + planned : "");
   if (summary.host_bytes > 0) {
     absl::StrAppend(&memory, "; ", HumanBytes(summary.host_bytes),
-                    " of the ranks' are the host's");
+                    " of the ranks' memory is on the host");
   }
   rows.push_back({"memory", memory});
   if (!summary.wire.empty()) {
