@@ -138,8 +138,9 @@ class Device {
 
   virtual DeviceKind kind() const = 0;
   virtual DeviceInfo info() const = 0;
-  // What is slower on this device than it could be, why, and what helps. Grows
-  // at its end, as new shapes are used; empty if all is well.
+  // Notes on what is slower on this device than it could be, why, and what
+  // helps. New ones come at the end, as new shapes are used; empty if all is
+  // well.
   virtual std::vector<std::string> notes() const { return {}; }
   virtual DeviceMemory memory() const { return {}; }
   // Device memory per stream: scratch of its kernels.

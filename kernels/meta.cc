@@ -14,8 +14,8 @@
 namespace zero {
 namespace {
 
-// What a GPU's context, cuBLASLt, cuDNN and our own kernels take before the
-// first allocation: an H200's with CUDA 13.0 and cuDNN 9.19.
+// Bytes that a GPU's context, cuBLASLt, cuDNN and our own kernels take before
+// the first allocation: those of an H200 with CUDA 13.0 and cuDNN 9.19.
 constexpr int64_t kAssumedContextBytes = int64_t{540} << 20;
 
 class MetaOps final : public Ops {

@@ -310,8 +310,8 @@ struct TablePieces {
 struct EmbeddingForwardArgs {
   const int32_t* ids;  // [M]
   ConstMatrix table;   // [V, C]
-  // `table` is rows [first, first + V) of one; rows of `out` for other ids are
-  // unchanged.
+  // `table` is rows [first, first + V) of a larger one; rows of `out` for other
+  // ids are unchanged.
   int64_t first = 0;
   const int32_t* position_ids = nullptr;  // [M]; null: no position table
   ConstMatrix position_table;             // [P, C]
@@ -479,7 +479,7 @@ struct UpdateState {
   bool splits_master() const { return master.dtype == DType::kU16; }
 };
 
-// For the rules that keep means of the gradient and of its square.
+// Arguments of the rules that keep means of the gradient and of its square.
 struct MomentArgs {
   UpdateState state;
   float* m;

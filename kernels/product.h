@@ -50,7 +50,7 @@ inline Product ProductOf(const LinearBackwardWeightArgs& args) {
           .accumulate = args.accumulate_dw};
 }
 
-// The rest of the op after ProductOf(args).
+// Does the rest of the op after ProductOf(args).
 inline void Activate(Ops& ops, Stream& stream, const LinearArgs& args) {
   if (args.act == Gelu::kNone) return;
   const ConstMatrix x = ProductOf(args).c;

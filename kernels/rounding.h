@@ -47,10 +47,11 @@ ZERO_HOST_DEVICE inline float JoinMaster(uint16_t param, uint16_t rest) {
 
 // ---- Stochastic rounding ----------------------------------------------------
 
-// Away from zero with the probability of the part cut off, so that the mean
-// over many roundings is the value itself, and steps far below a unit in the
-// last place are not lost. The random word of an element is a pure function of
-// (key, element), so the bits do not depend on threads, ranks, cuts or devices.
+// Stochastic rounding goes away from zero with the probability of the part cut
+// off, so that the mean over many roundings is the value itself, and steps far
+// below a unit in the last place are not lost. The random word of an element is
+// a pure function of (key, element), so the bits do not depend on threads,
+// ranks, cuts or devices.
 
 // The Philox block that holds the random words of elements 4 * block to
 // 4 * block + 3 under `key`, of (seed, step).

@@ -357,7 +357,7 @@ void TokenSource::Read(int64_t begin, int64_t n, int32_t* out) const {
     out += take;
     n -= take;
     ++shard;
-    // Between two text files.
+    // The end of text comes between two text files.
     if (n > 0 && shard->begin > begin) {
       *out++ = kByteEndOfText;
       ++begin;

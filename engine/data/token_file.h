@@ -31,7 +31,7 @@ inline constexpr int32_t kTokenMagicU32 = 20240801;
 inline constexpr int kTokenHeaderInts = 256;
 inline constexpr int kTokenHeaderBytes = kTokenHeaderInts * 4;
 
-// Bytes as tokens.
+// The vocabulary of text whose tokens are bytes.
 inline constexpr int32_t kByteEndOfText = 256;
 inline constexpr int64_t kByteVocabSize = 257;
 

@@ -27,7 +27,7 @@
 namespace zero {
 namespace {
 
-// Text encoded at once.
+// Bytes of text that one thread encodes at a time.
 constexpr size_t kPieceBytes = size_t{1} << 18;
 // Pieces queued per thread: enough that no thread idles, all held in memory.
 constexpr size_t kPiecesPerThread = 8;
@@ -302,7 +302,7 @@ absl::Status CheckMayReplace(const std::vector<std::string>& earlier,
       "; choose another output, or replace it with --force"));
 }
 
-// The output would replace its own text.
+// Refuses an output that would replace its own text.
 absl::Status CheckIsNoInput(const std::vector<std::string>& inputs,
                             const std::string& output) {
   ZERO_ASSIGN_OR_RETURN(const auto paths, ExpandPaths(inputs));

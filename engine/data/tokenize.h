@@ -23,7 +23,7 @@ struct TokenizeOptions {
   // FILE.bin. With several shards: FILE_000000.bin, FILE_000001.bin ...
   std::string output = {};
 
-  // See OpenTokenizer.
+  // The tokenizer, as OpenTokenizer takes it.
   std::string tokenizer = "bytes";
 
   // Cuts documents inside a file at each occurrence, which is not itself
@@ -33,8 +33,8 @@ struct TokenizeOptions {
   // The largest number of tokens in one shard; 0: one file.
   int64_t tokens_per_shard = 0;
 
-  // In [0, 1): the last part of the text, which goes to FILE_val.bin instead,
-  // starting after the first line break past the border.
+  // The part of the text, in [0, 1), that goes to FILE_val.bin instead: its
+  // end, from the first line break past the border.
   double validation_fraction = 0;
 
   // A tokenizer that changes the text (drops line breaks, say) is refused

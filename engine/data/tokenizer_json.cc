@@ -157,7 +157,7 @@ class Reader {
         absl::StrCat("'", path_, "': ", key, key.empty() ? "" : " ", words...));
   }
 
-  // Valid but unsupported settings.
+  // The error for a setting that is valid but not supported.
   absl::Status Unknown(const std::string& key, absl::string_view what,
                        absl::string_view remedy = kElsewhere) const {
     return absl::UnimplementedError(absl::StrCat(
@@ -171,7 +171,7 @@ class Reader {
                    absl::StrCat("is \"", Text(value, "type"), "\""));
   }
 
-  // Null if `object` has no such member.
+  // The member of `object`, or null.
   static const Json& Member(const Json& object, const char* key) {
     static const Json& null = *new Json;
     if (!object.is_object()) return null;
@@ -568,7 +568,7 @@ bool IsUtf8(absl::string_view text) {
   return true;
 }
 
-// The end of the look-ahead after a cut at `size`: not within a character.
+// The end of the look-ahead after a cut at `size`, never within a character.
 size_t WindowEnd(absl::string_view text, size_t size) {
   if (text.size() - size <= kLookAhead) return text.size();
   size_t end = size + kLookAhead;
@@ -656,7 +656,7 @@ class JsonTokenizer : public Tokenizer {
     std::vector<AddedTokens::Segment> raw, normalized;
     std::string valid, form[2], joined;
   };
-  // Returns to the pool, with its cached words.
+  // Returns the scratch to the pool, with its cached words.
   struct Return {
     const JsonTokenizer* tokenizer;
     void operator()(Scratch* scratch) const {
@@ -680,7 +680,7 @@ class JsonTokenizer : public Tokenizer {
     return whole;
   }
 
-  // As EncodePart.
+  // Encodes text as EncodePart does.
   bool EncodeText(absl::string_view text, size_t size, bool continues,
                   bool special_is_text, Scratch* scratch,
                   std::vector<int32_t>* ids) const {
@@ -733,8 +733,8 @@ class JsonTokenizer : public Tokenizer {
     return true;
   }
 
-  // Normalizes the text and what follows it. False if they depend on each
-  // other.
+  // Normalizes the text and what follows it. Returns false if they depend on
+  // each other.
   bool Normalized(absl::string_view* text, size_t* size,
                   Scratch* scratch) const {
     if (forms_.empty()) return true;

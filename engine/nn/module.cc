@@ -17,7 +17,7 @@ uint64_t NameKey(const std::string& name) {
   return hash;
 }
 
-// In (0, 1): 32 random bits and a half, exact in float64.
+// A uniform number in (0, 1): 32 random bits and a half, exact in float64.
 double OpenUniform(uint32_t bits) { return (bits + 0.5) * 0x1.0p-32; }
 
 }  // namespace

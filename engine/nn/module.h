@@ -59,8 +59,9 @@ class Unit {
   // then not gathered for backward.
   virtual bool BackwardReadsParameters() const { return true; }
 
-  // Only the last unit: logits [M, V] of the rows of `in` [M, C]. In parts:
-  // `in` for the next part's call, and from the last part the logits; M is 1.
+  // Returns the logits [M, V] of the rows of `in` [M, C]; only the last unit
+  // has them. In parts, returns `in` for the next part's call, and from the
+  // last part the logits; M is then 1.
   virtual Var Logits(Context& ctx, const Var& in);
 
   const std::string& name() const { return name_; }
@@ -113,7 +114,7 @@ class Model {
   // Builds the tables that units read (rotary) in `arena`, once, before the
   // first forward. Positions 0 .. num_positions - 1 may occur.
   virtual void Prepare(Arena& arena, Stream& stream, int64_t num_positions) = 0;
-  // Frees them, before their arena.
+  // Frees these tables, before their arena.
   virtual void DropTables() = 0;
   // The arena bytes that Prepare takes.
   virtual int64_t TableBytes(int64_t num_positions) const = 0;

@@ -91,7 +91,7 @@ class StragglerDetector {
   std::vector<bool> named_;                  // by rank
 };
 
-// The middle one, or the mean of the middle two. 0 if empty.
+// The middle value, or the mean of the middle two. 0 if empty.
 double Median(std::vector<double> values);
 
 }  // namespace zero

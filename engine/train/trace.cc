@@ -119,7 +119,7 @@ class TracingCommunicator final : public CommunicatorWrapper {
     timed_.push_back(std::move(timed));
   }
 
-  // Adds those that are done.
+  // Adds the collectives that are done.
   void Collect() {
     while (!timed_.empty() && timed_.front().end->IsDone()) {
       const Timed& timed = timed_.front();

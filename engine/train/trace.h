@@ -42,9 +42,10 @@ class Trace {
   void Add(int rank, Row row, std::string name, Clock::time_point begin,
            Clock::time_point end);
 
-  // `inner`, of `rank`, with every collective in a row, from when its stream
-  // reaches it to its end: "all_gather block.3". The trace must outlive it. On
-  // an asynchronous device by events, with one wait for it in 1024.
+  // Wraps `inner`, of `rank`: every collective is a span in a row, from when
+  // its stream reaches it to its end: "all_gather block.3". The trace must
+  // outlive it. An asynchronous device is timed by events, with one wait for it
+  // in 1024.
   std::unique_ptr<Communicator> Wrap(int rank, Row row,
                                      std::unique_ptr<Communicator> inner);
 

@@ -34,7 +34,7 @@ LossScalerOptions ScalerOptions(const Config& config) {
 // Distinct from dropout's sites under a step's key, which count from 0.
 constexpr uint64_t kRoundingSite = uint64_t{1} << 63;
 
-// Time of steps; after less the device's ceiling is not measured again.
+// After fewer seconds of steps the device's ceiling is not measured again.
 constexpr double kLongRunSeconds = 10;
 
 // `value` for output: a NaN prints as "nan", not as "-nan".
@@ -235,7 +235,7 @@ absl::StatusOr<bool> Trainer::Step() {
     ZERO_ASSIGN_OR_RETURN(const absl::optional<double> num_valid_targets,
                           Agree(index));
     if (!num_valid_targets.has_value()) break;
-    // Now, so that the agreement is done with the previous steps.
+    // It is filled now, so that the agreement is done with the previous steps.
     if (RunsAheadOf(index)) Fill(index + 1);
     ZERO_RETURN_IF_ERROR(InStep(Launch(index, *num_valid_targets), index));
   }
@@ -364,7 +364,7 @@ bool Trainer::RunsAheadOf(int64_t index) const {
   return rank_->device->asynchronous() && !scale_is_dynamic() &&
          index > record_.first_step() &&  // see CheckUnused
          done < total_steps_ && !save_agreed_ &&
-         // Repeated, it would compute with other parameters.
+         // A repeated step would compute with other parameters.
          !config_.zero_optimization.DelaysUpdateOf(done) &&
          !Due(config_.training.save_every, done) &&
          !Due(config_.training.eval_every, done) &&

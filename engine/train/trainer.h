@@ -116,8 +116,8 @@ class Trainer {
   // `status` with the step or steps that it may have hit.
   absl::Status InStep(const absl::Status& status, int64_t last) const;
   double FillBatches(int64_t index);  // returns this rank's valid targets
-  // What this rank sent, received and waited for since the run began, including
-  // outside steps.
+  // The bytes that this rank sent and received, and its waits, since the run
+  // began, including outside steps.
   StepCommunication Communicated() const;
   // This rank's own work in a step that took `seconds`.
   OwnTimes OwnTimesOf(double seconds, const WaitTimes& waited);
@@ -139,7 +139,7 @@ class Trainer {
     kOwnTimes
   };
   static_assert(kOwnTimes + std::size(kStepParts) == kNumAgreed);
-  // This rank's numbers for one.
+  // This rank's numbers for an agreement.
   Agreement Propose(double num_valid_targets) const;
   // Whether any rank was asked to stop: the same answer on all. An error if
   // rank 0 could not write its metrics, or a rank its part of a checkpoint;

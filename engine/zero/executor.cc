@@ -232,7 +232,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   TakeStates({persistent_.get(), host_.get()});
   sizing_.reset();
   model_->Prepare(*persistent_, *compute_, options_.max_positions);
-  // The largest are the hashes that ranks compare, or logits.
+  // The largest reads are the hashes that ranks compare, or logits.
   ZERO_RETURN_IF_ERROR(numbers_->Reserve(
       std::max(plan_.world * static_cast<int64_t>(HashOf("").size()),
                model_->vocab_size() * static_cast<int64_t>(sizeof(float)))));
@@ -604,8 +604,8 @@ void Executor::Backward(int unit, int phase) {
   state.tape = Tape();
 }
 
-// Memory for the gradients that this unit's backward writes: its own in this
-// phase, and those of borrowed parameters. If replicated, it is the state
+// Takes memory for the gradients that this unit's backward writes: its own in
+// this phase, and those of borrowed parameters. If replicated, it is the state
 // itself, until the step ends.
 void Executor::TakeGradientBuffers(int unit, int phase) {
   const bool rotates = plan_.shards_gradients();
@@ -635,8 +635,8 @@ void Executor::TakeGradientBuffers(int unit, int phase) {
   }
 }
 
-// The gradients that this unit's backward completes. One that no backward pass
-// wrote is zero.
+// Finishes the gradients that this unit's backward completes. One that no
+// backward pass wrote is zero.
 void Executor::FinishGradients(int unit, int phase) {
   for (size_t u = 0; u < units_.size(); ++u) {
     if (plan_.units[u].completed_by != unit) continue;
@@ -664,7 +664,7 @@ TableRows Executor::EmptyRows(Arena& arena, int table, int64_t ranks) const {
   return {empty({n}, DType::kI32), empty({n, planned.width}, plan_.rows.dtype)};
 }
 
-// Memory for the rows that this unit's backward adds to its tables.
+// Takes memory for the rows that this unit's backward adds to its tables.
 void Executor::TakeRows(int unit) {
   for (size_t t = plan_.num_computing; t < units_.size(); ++t) {
     const PlannedUnit& planned = plan_.units[t];

@@ -45,7 +45,7 @@ class Executor {
       MemoryLedger* ledger, MemoryLedger* host_ledger);
   ~Executor();
 
-  // One optimizer step over all micro-batches: Begin, then Finish.
+  // Takes one optimizer step over all micro-batches: Begin, then Finish.
   absl::StatusOr<StepOutput> Step(const StepInput& input);
   // Launches the step. An asynchronous device may still be running when this
   // returns, on copies of the micro-batches, whose memory may be reused. One

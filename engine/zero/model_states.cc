@@ -33,7 +33,7 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
 
 namespace {
 
-// Unit by unit, as the host updates them: its threads touch first what they
+// Zeroes unit by unit, as the host updates: its threads touch first what they
 // will update, so it lies near them.
 // REQUIRES: the host is not using the state.
 void ZeroOnHost(const FlatState& state, int num_units, Device& device) {
@@ -353,7 +353,7 @@ void ModelStates::ForEachRun(const SegmentRef& ref, const Segment& range,
 
 namespace {
 
-// The rounding of fp32 values in a state of `dtype`.
+// Rounds fp32 values into a state of `dtype`.
 void Keep(absl::Span<const float> values, DType dtype, void* to) {
   auto* const half = static_cast<uint16_t*>(to);
   const auto keep = [&](auto part_of) {

@@ -116,9 +116,9 @@ class ModelStates {
   // Gives the next step other memory for host gradients than the previous one,
   // whose update is still pending.
   void AlternateGradients();
-  // Between steps: loads a segment of a state on a disk to where
-  // FlatState::Values points, until the next call; `change`: for writing.
-  // `stream` is the one that reads and writes it.
+  // Loads a segment of a state on a disk to where FlatState::Values points,
+  // until the next call; `change`: for writing. `stream` is the one that reads
+  // and writes it. Called between steps.
   void Hold(const SegmentRef& ref, bool change, Stream& stream) const {
     if (swapped_ != nullptr) swapped_->Hold(ref, change, stream);
   }
@@ -142,7 +142,7 @@ class ModelStates {
   const std::vector<std::unique_ptr<BoundParameter>>& unit(int u) const {
     return units_[u];
   }
-  // All, in plan order.
+  // All bound parameters, in plan order.
   std::vector<BoundParameter*> bound() const;
 
   // Binds a unit's values [padded elems], or the gradients [elems] of one of

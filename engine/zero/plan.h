@@ -55,7 +55,7 @@
 
 namespace zero {
 
-// What the plan needs to know about a parameter.
+// A parameter as the plan needs to know it.
 struct ParameterSpec {
   std::string name;
   Shape shape;  // stored shape
@@ -94,8 +94,8 @@ StatePlacement PlacementOfStage(int stage);
 // their own gradients; only the owner has the optimizer.
 inline StatePlacement PlacementOfServer() { return PlacementOfStage(1); }
 
-// Where a unit's model state is kept: in the device's memory, in its host's, or
-// in a file on a disk (swapped_states.h), which the host reads.
+// The memory in which a unit's model state is kept: the device's, its host's,
+// or a file on a disk (swapped_states.h), which the host reads.
 enum class Home { kDevice, kHost, kNvme };
 inline constexpr int kNumMemories = 2;  // the first two
 
@@ -156,8 +156,8 @@ struct Codec {
   bool operator==(const Codec&) const = default;
 };
 
-// What one collective moves between the ranks of an axis: owners give their
-// pieces to all (kGather), or get the sum over all of them (kSum).
+// The data that one collective moves between the ranks of an axis: owners give
+// their pieces to all (kGather), or get the sum over all of them (kSum).
 struct Transfer {
   enum class Kind { kGather, kSum };
 
@@ -233,7 +233,7 @@ struct PlannedUnit {
   // The units whose parameters must be in place while this one runs forward,
   // ascending: itself, its tables, and those that own the borrowed ones.
   std::vector<int> needs;
-  // Those that its backward reads as well.
+  // The units whose parameters its backward reads as well.
   std::vector<int> backward_needs;
   // The units whose gradients its backward writes.
   std::vector<int> writes;
@@ -319,9 +319,10 @@ struct Plan {
   // The first computing unit whose backward writes a gradient. Earlier ones
   // have no backward and keep nothing for it.
   int first_trained = 0;
-  // In the order in which parameters are needed: a table before its owner.
+  // All units in the order in which parameters are needed: a table before its
+  // owner.
   std::vector<int> forward_order;
-  // In the order in which backward completes them: from the last unit down.
+  // The buckets as backward completes them: from the last unit down.
   // That order is static: a unit's backward runs after those of all later
   // units, including borrowers of its parameters, and an unused parameter's
   // gradient is zero when it ends. So no step is traced to find the order in

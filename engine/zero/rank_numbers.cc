@@ -59,7 +59,7 @@ void RankNumbers::Start(const std::string& name, ReduceOp op,
   op_ = op;
   const Tensor all = agreed_.Slice(0, {rank_->world() * size});
   const Tensor own = all.Slice(rank_->rank() * size, {size});
-  // An unfinished one may still read and write them.
+  // An unfinished reduction may still read and write the numbers.
   if (!agreed_read_->IsDone()) agreed_read_->Synchronize();
   std::memcpy(host_agreed_.data(), values.data(), own.bytes());
   device_->Copy(*compute_, own.data(), host_agreed_.data(), own.bytes());

@@ -73,7 +73,7 @@ class RankNumbers {
     if (device_->kind() == DeviceKind::kMeta) return T{};
     return *static_cast<const T*>(Read(device_value, sizeof(T)));
   }
-  // When the last Read was done.
+  // The event that marks the end of the last Read.
   Event& read() { return *read_; }
 
  private:

@@ -67,7 +67,7 @@ StreamRole StreamOf(const Action& action, const Plan& plan) {
     case ActionKind::kFetch:
       return StreamRole::kUp;
     case ActionKind::kUpload:
-      // Within the host's memory if parameters live there.
+      // The copy is within the host's memory if parameters live there.
       return plan.FetchesParameters(action.index) ? StreamRole::kHost
                                                   : StreamRole::kUp;
     case ActionKind::kOffload:
@@ -254,7 +254,7 @@ class Builder {
   bool Stays(int unit, size_t i) const {
     const size_t next = NextUse(unit, i);
     if (next == computations_.size()) return false;
-    // It would be gathered again at once.
+    // The unit would be gathered again at once.
     if (next == i + 1 || MayPrefetch(next, i + 1)) return true;
     if (units_[unit].persistent) return true;
     if (policy_.max_reuse_distance != GatherPolicy::kAuto) {
@@ -313,8 +313,8 @@ class Builder {
     if (!options_.overlap && !started.empty()) ReleaseAllBut(0);
   }
 
-  // The units whose last use is computation i, and the gather buckets that they
-  // complete.
+  // Uploads the units whose last use is computation i, and adds the gather
+  // buckets that they complete.
   void UploadAfter(size_t i) {
     for (int unit : Needs(i)) {
       if (!plan_.UpdatesOnHost(unit)) continue;
@@ -437,7 +437,7 @@ class UpdateBuilder {
     }
   }
 
-  // Among and after `actions`.
+  // Adds the update's actions among and after `actions`.
   void AddTo(std::vector<Action>* actions) {
     std::vector<Action> first;
     out_ = &first;
@@ -551,7 +551,7 @@ class WaitFinder {
     actions->clear();
   }
 
-  // The waits of action i, and those on it.
+  // Finds the waits of action i, and records it for those that wait for it.
   void Visit(int i, const Action& action) {
     const bool on_host = action.stream == StreamRole::kHost;
     switch (action.kind) {
@@ -588,7 +588,7 @@ class WaitFinder {
         break;
       case ActionKind::kOffload:
         Await(plan_.world > 1 ? i - 1 : computed_);
-        // Its destination memory.
+        // The buffer that it copies to may still be in use.
         if (AddsUp(action, plan_)) Await(added_[0]);
         for (int unit : VisitReduction(i, plan_.reduce_buckets[action.index])) {
           // A delayed update reads other memory, and the previous one was done
@@ -688,7 +688,7 @@ class WaitFinder {
   int SlotOf(const Action& action) const {
     return plan_.SwapSlot({action.index, action.phase});
   }
-  // The last action on this action's segment, if any.
+  // Waits for the last action on this action's segment, if any.
   void AwaitLast(const std::map<std::pair<int, int>, int>& last,
                  const Action& action) {
     const auto found = last.find(SegmentOf(action));
@@ -701,7 +701,8 @@ class WaitFinder {
     }
   }
 
-  // An action that reduces a bucket or takes it to the host. Returns its units.
+  // Visits an action that reduces a bucket or takes it to the host. Returns its
+  // units.
   std::set<int> VisitReduction(int i, const Bucket& bucket) {
     std::set<int> units = {bucket.unit};
     for (const SegmentRef& ref : bucket.segments) units.insert(ref.unit);
@@ -721,7 +722,7 @@ class WaitFinder {
     }
   }
 
-  // The waits_ that `stream` has not made yet.
+  // Keeps the waits_ that `stream` has not made yet.
   void Keep(StreamRole stream, std::vector<int>* waits) {
     std::set<int>& made = made_[stream];
     waits->clear();
@@ -758,7 +759,7 @@ class WaitFinder {
   int computed_ = kNone;  // the last action of the compute stream
   int freed_ = kNone;     // the last one that freed memory
   int summed_ = kNone;    // the last of the host's sums
-  // The last two that used the host's buffers of a micro-step's gradients.
+  // The last two actions on the host's buffers of a micro-step's gradients.
   int added_[2] = {kNone, kNone};
   std::set<int> waits_;  // of the current action
   // For each stream, the collectives that it has waited for, and the last

@@ -43,8 +43,8 @@ class StateAccess {
         gather_(gather),
         reduce_(reduce) {}
 
-  // Initial values, a pure function of (seed, parameter name, element): every
-  // rank makes the ones it holds.
+  // Sets the initial values, a pure function of (seed, parameter name,
+  // element): every rank makes the ones it holds.
   void Initialize(uint64_t seed);
   // Takes the parameters' fp32 values from `values`, rounds them to the
   // parameter dtype and clears the optimizer's arrays. Each element is asked
@@ -161,7 +161,8 @@ class StateAccess {
       const char* name);
   // The dtype of a parameter's weight in a checkpoint.
   DType WeightType(const Parameter& parameter) const;
-  // The ranks that together own every element once.
+  // Whether this rank is of the first group, whose ranks together own every
+  // element once.
   bool InFirstGroup() const {
     return plan_->replicate.PlaceOf(rank_->rank()) == 0;
   }

@@ -128,7 +128,7 @@ class StepClock {
   }
   // The part of a computation's wait that the host waited for a disk.
   double DiskMillis(TimePoint begin, TimePoint end);
-  // Null: not counted.
+  // The counter for an action's time; null: it is not counted.
   static double* SpentOn(const Action& action, StepTimes* times);
 
   template <typename Work>

@@ -109,7 +109,7 @@ bool SwappedStates::HasOptimizer(const SegmentRef& ref) const {
   return PlaceOf(ref).optimizer_piece >= 0;
 }
 
-// Parameters, then the rest.
+// A slot holds parameters, then the rest.
 char* SwappedStates::UpdateSlot(const SegmentRef& ref) const {
   return base_ +
          plan_->SwapSlot(ref) * (param_slot_bytes_ + optimizer_slot_bytes_);

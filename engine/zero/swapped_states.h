@@ -65,11 +65,11 @@ class SwappedStates {
   void Write(const SegmentRef& ref);
   void ReadParameters(const SegmentRef& ref);
 
-  // Between steps, when no stream uses the disk: Hold loads a segment into its
-  // place, after `compute` has finished with the previous one. Unwritten data
-  // is zero. With `change` the caller will write to it.
+  // Loads a segment into its place, after `compute` has finished with the
+  // previous one. Unwritten data is zero. With `change` the caller will write
+  // to it. Called between steps, when no stream uses the disk.
   void Hold(const SegmentRef& ref, bool change, Stream& compute);
-  // Between steps: makes all states read as zero until they are written.
+  // Makes all states read as zero until they are written. Called between steps.
   void Clear();
   // Writes the held segment to the disk if it was changed. Call it before a
   // step, which changes segments that are not held.
@@ -104,7 +104,7 @@ class SwappedStates {
   char* FetchSlot(const SegmentRef& ref) const;
   int64_t ring_bytes() const;
   int64_t BytesOf(const SegmentRef& ref) const;
-  // Runs it unless something failed before; an error ends the run.
+  // Runs `work` unless something failed before; an error ends the run.
   template <typename Work>
   void Try(const Work& work);
 

@@ -229,7 +229,7 @@ void Updater::TensorNorms() {
   const Tensor own = rank_totals_.Slice(rank_->rank() * row, {row});
   ops_->Fill(*compute_, {own.vector(), 0});
   if (CountsPieces()) {
-    // Each is measured in one memory; its sums in the other are zero.
+    // Each tensor is measured in one memory; its sums in the other are zero.
     std::vector<Tensor> slots = {
         on_device_.slots.Slice(0, {updates_.max_ranges * row})};
     if (any_on_host()) {

@@ -42,18 +42,18 @@ class Updater {
 
   void Take(const HomeArenas& arenas);
 
-  // Squares of a unit's gradients on the host.
+  // Sums the squares of a unit's gradients on the host.
   void SumSquares(int unit);
 
-  // The sums over ranks, the norm and the gradients' factor, from
+  // Computes the sums over ranks, the norm and the gradients' factor, from
   // scalars->loss_sum and the reduced gradients. `scalars` is on the device,
   // and also used by this step's updates.
   void Norm(const StepInput& input, StepScalars* scalars);
-  // The optimizer's first pass over a unit, or over a segment of one updated
-  // from a disk; after all of them, norms of whole parameters.
+  // Runs the optimizer's first pass over a unit, or over a segment of one
+  // updated from a disk; after all of them, computes norms of whole parameters.
   void Moments(int unit, int segment, const StepInput& input);
   void TensorNorms();
-  // The optimizer's step on a unit, or on such a segment.
+  // Runs the optimizer's step on a unit, or on such a segment.
   void Update(int unit, int segment, const StepInput& input);
 
  private:

@@ -51,10 +51,10 @@ class Wire {
   // the whole segment.
   void Gather(const std::string& name, DType dtype,
               std::vector<CollectiveSegment> segments);
-  // A whole unit into `gathered` [padded elems], which holds the part fetched
-  // from the host.
+  // Gathers a whole unit into `gathered` [padded elems], which holds the part
+  // fetched from the host.
   void GatherUnit(int unit, const FlatState& params, const Tensor& gathered);
-  // A gather bucket of replicated parameters.
+  // Gathers a bucket of updated, replicated parameters.
   void GatherUpdated(int bucket, const FlatState& params);
 
   // Starts reducing a bucket: to its owners, and back to all if all update. If
@@ -80,8 +80,8 @@ class Wire {
   void EndReductions() { sent_gradients_ = Tensor(); }
 
  private:
-  // What is reduced: all of it, and the part that this rank owns (none on a
-  // server's workers). Parts are in rank order.
+  // The memory that is reduced: all of it, and the part that this rank owns
+  // (none on a server's workers). Parts are in rank order.
   struct Part {
     Tensor whole, own;
   };

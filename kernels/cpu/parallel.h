@@ -15,7 +15,7 @@ namespace zero::cpu {
 // The threads of a loop. With `nodes`, each stays on its NUMA node, near the
 // memory that it touched first.
 struct Team {
-  // Implicit: most loops run anywhere.
+  // The conversion is implicit: most loops run anywhere.
   Team(int threads) : num_threads(threads) {}
   Team(int threads, const NumaNodes* on) : num_threads(threads), nodes(on) {}
 

@@ -115,7 +115,7 @@ void CpuOps::Clip(Stream&, const ClipArgs& args) {
   if (args.max_norm > 0) {
     coefficient = std::min(1.0, args.max_norm / (norm + 1e-6));
   }
-  // Tested as the fp32 number that is reported.
+  // The test is of the fp32 number that is reported.
   *args.norm = static_cast<float>(norm);
   *args.grad_scale = static_cast<float>(args.inverse_scale * coefficient);
   const bool found = args.keep_found && *args.found_non_finite != 0;

@@ -113,7 +113,8 @@ HWY_INLINE void RoundStochastically(const UpdateState& state, int64_t begin,
 
 // ---- Where masters are ------------------------------------------------------
 
-// As they are: fp32 parameters, or masters whose parameters are not stored yet.
+// Masters stored as they are: fp32 parameters, or masters whose parameters are
+// not stored yet.
 struct Masters {
   explicit Masters(const UpdateState& state)
       : master(static_cast<float*>(state.master.data != nullptr
@@ -133,12 +134,12 @@ struct Masters {
   float* master;
 };
 
-// As SplitMaster rounds, in the upper half.
+// Rounds as SplitMaster does, in the upper half.
 HWY_INLINE VF RoundedMaster(VF v) {
   return UnlessNaN(v, hn::Add(hn::BitCast(du, v), hn::Set(du, 0x8000)));
 }
 
-// Whole, with separate parameters of type P.
+// Whole masters, with separate parameters of type P.
 template <class P>
 struct MastersBeside : Masters {
   explicit MastersBeside(const UpdateState& state)
@@ -157,7 +158,7 @@ struct MastersBeside : Masters {
   P* param;
 };
 
-// In bf16 parameters and the rest of SplitMaster.
+// Masters split into bf16 parameters and the rest of SplitMaster.
 struct SplitMasters {
   explicit SplitMasters(const UpdateState& state)
       : param(static_cast<Upper16*>(state.param.data)),

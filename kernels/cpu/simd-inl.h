@@ -49,8 +49,8 @@ inline constexpr DU16 du16;
 // Lanes of a vector, as the signed type of all our counts.
 HWY_INLINE int64_t NumLanes() { return static_cast<int64_t>(hn::Lanes(df)); }
 
-// For a lambda on vectors: gives it the target of the enclosing function, and
-// inlines it.
+// Gives a lambda on vectors the target of the enclosing function, and inlines
+// it.
 #undef ZERO_CPU_BODY
 #define ZERO_CPU_BODY HWY_ATTR __attribute__((always_inline))
 

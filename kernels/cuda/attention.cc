@@ -6,8 +6,9 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/workspace.h"
 
-// cuDNN where it takes the call, else our own kernel. The workspace is enough
-// for either: which of them runs may depend on the operands' alignment.
+// cuDNN computes attention where it takes the call, else our own kernel. The
+// workspace is enough for either: which of them runs may depend on the
+// operands' alignment.
 namespace zero::cuda {
 
 size_t CudaOps::AttentionForwardWorkspaceBytes(

@@ -147,9 +147,9 @@ __global__ void __launch_bounds__(kThreads) WriteGradients(RowArgs args) {
   const double scale =
       args.grad_scale == nullptr ? 1.0 : static_cast<double>(*args.grad_scale);
   const float factor = static_cast<float>(scale / known.sum);
-  // p - 1 without the cancellation of two roundings. Of a logit below the range
-  // of fp16 the loss is infinite, and so is this no number: the step must be
-  // skipped.
+  // p - 1 without the cancellation of two roundings. For a logit below the
+  // range of fp16 the loss is infinite, and this is not a number: the step must
+  // be skipped.
   const double at_target_p =
       known.target_logit == -INFINITY
           ? static_cast<double>(NAN)

@@ -29,7 +29,7 @@ std::vector<std::string> CudaOps::notes() const {
   return notes;
 }
 
-// Attention's are in attention.cc: cuDNN is asked.
+// The sizes of attention are in attention.cc, which asks cuDNN.
 #define ZERO_SIZE(Name, Args)                                    \
   size_t CudaOps::Name##WorkspaceBytes(const Args& args) const { \
     return sizes_.Name##WorkspaceBytes(args);                    \

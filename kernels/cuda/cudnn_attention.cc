@@ -150,7 +150,7 @@ void MakeBackward(const AttentionCall& call, const Variant& variant,
       .set_deterministic_algorithm(variant.deterministic);
   PutMask(call, n, graph, attributes);
   if (n > 0) {
-    // Else its workspace is for T tokens of every sequence.
+    // Without this the workspace is for T tokens of every sequence.
     attributes.set_max_total_seq_len_q(call.num_tokens())
         .set_max_total_seq_len_kv(call.num_tokens());
   }
@@ -165,12 +165,12 @@ void MakeBackward(const AttentionCall& call, const Variant& variant,
   Output(call, 7, n, graph, dv);
 }
 
-// "" or what cuDNN says.
+// The text of cuDNN's error; "" if there is none.
 std::string Complaint(fe::error_t error) {
   return error.is_good() ? "" : error.get_message();
 }
 
-// Says what is wrong instead of throwing: the frontend does both.
+// Returns an error's text instead of throwing: the frontend does both.
 template <class Fn>
 std::string Guarded(const Fn& fn) {
   try {
@@ -271,7 +271,7 @@ struct AttentionPlans::State {
     return handle != nullptr && WhyNotAsked(call, rules).empty();
   }
 
-  // Null where cuDNN does not take the call.
+  // The plan of a call; null where cuDNN does not take it.
   Plan* Find(const AttentionCall& call, int64_t num_sequences) {
     if (!IsAsked(call)) return nullptr;
     const auto [it, is_new] = plans.try_emplace(KeyOf(call, num_sequences));
@@ -303,9 +303,9 @@ struct AttentionPlans::State {
     return plan;
   }
 
-  // The largest of the call's graphs': which of them runs depends on what is
-  // packed, and the workspace does not. All of them are built, for what cuDNN
-  // adds to the frontend's parts may depend on the number of sequences.
+  // The largest workspace of the call's graphs: which of them runs depends on
+  // the packing, and the workspace must not. All of them are built, since what
+  // cuDNN adds to the frontend's parts may depend on the number of sequences.
   std::optional<size_t> Bytes(const AttentionCall& call) {
     NoteShape(call);
     std::optional<size_t> bytes;
@@ -317,8 +317,8 @@ struct AttentionPlans::State {
     return bytes;
   }
 
-  // Says so where a model's own shape or layout keeps training off the tensor
-  // cores. Of a few tokens there is nothing to say.
+  // Adds a note where a model's own shape or layout keeps training off the
+  // tensor cores. A few tokens need no note.
   void NoteShape(const AttentionCall& call) {
     const AttentionShape& s = call.shape;
     if (s.dtype == DType::kF32 || s.q_len != s.kv_len) return;

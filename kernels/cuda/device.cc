@@ -23,7 +23,7 @@ namespace {
 // PTX of the oldest architecture that is compiled in (tools/configure).
 constexpr int kMinComputeCapability = 80;
 
-// Work that must not throw: what a destructor can do about an error.
+// Ignores an error where nothing may throw, as in a destructor.
 void Ignore(cudaError_t) {}
 
 class CudaEvent final : public Event {
@@ -56,8 +56,8 @@ class CudaEvent final : public Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Makes `stream` wait until *value >= least; by the driver, the runtime has no
-// name for it.
+// Makes `stream` wait until *value >= least. It calls the driver, since the
+// runtime has no name for it.
 void WaitForValue(cudaStream_t stream, const std::atomic<uint32_t>* value,
                   uint32_t least) {
   using Function = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
@@ -224,7 +224,7 @@ std::string CudaVersionText(int version) {
 
 // Why there is no GPU, and what helps, by what counting them returned.
 std::string WhyNone(cudaError_t count_error) {
-  // So says the runtime, too, where there is no driver.
+  // The runtime says this, too, where there is no driver.
   if (count_error == cudaErrorInsufficientDriver) {
     int driver = 0;
     Ignore(cudaDriverGetVersion(&driver));

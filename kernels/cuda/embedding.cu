@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
   if (k >= runs.count || HasSameId(runs, k, k - 1)) return;
   const int64_t column = (int64_t{blockIdx.y} * kWarpSize + lane) * kSize;
   const int64_t whole = width - column;
-  // Aligned, all of the chunk is in one piece; else a lane asks for each.
+  // An aligned chunk lies in one piece; otherwise a lane asks for each element.
   const bool cut = pieces.period != 0;
   const int64_t at = runs.ids[k] * width + column;
   const int64_t place = cut ? PlaceIn(pieces, at) : 0;

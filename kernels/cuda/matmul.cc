@@ -310,9 +310,10 @@ Plan& MatmulPlans::Impl::PlanOf(const Product& p) {
 void MatmulPlans::Impl::Find(Plan& plan, const Product& p) {
   if (!TakesGeluInput(p)) return;
   SetOperation(plan, p, options.allow_tf32);
-  // No SM_COUNT_TARGET, though a collective beside the product takes SMs: the
-  // heuristic picks tiles and split-K by it, so bits would depend on whether
-  // there are collectives, or a GPU alone would leave SMs idle for none.
+  // SM_COUNT_TARGET is not set, though a collective beside the product takes
+  // SMs: the heuristic picks tiles and split-K by it, so bits would depend on
+  // whether there are collectives, or a GPU alone would leave SMs idle for
+  // none.
   cublasLtMatmulPreferenceOpaque_t preference;
   ZERO_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference), p);
   const uint64_t bytes = LibraryBytes(p.c);

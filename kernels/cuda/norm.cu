@@ -44,17 +44,17 @@ struct Group {
   }
 };
 
-// Calls fn(Group<>, threads of a block) with the group of a row. Forward few
-// threads with much each are the fastest: they wait for one another twice a
-// row.
+// Calls fn(Group<>, threads of a block) with the group of a row. Forward, a few
+// threads with much work each are the fastest: they wait for one another twice
+// a row.
 template <class Fn>
 void WithForwardGroup(int64_t width, const Fn& fn) {
   if (width <= kNarrowRow) return fn(Group<16, 8>(), 128u);
   if (width <= 1024) return fn(Group<kWarpSize, 32>(), 128u);
   fn(Group<0, 32>(), ThreadsOfRow(width, 32));
 }
-// The same of backward, which keeps two sums of each element, or wide(): of 32
-// they do not fit the registers of a thread.
+// The same for backward, which keeps two sums of each element. Calls wide()
+// where 32 elements do not fit the registers of a thread.
 template <class Fn, class Wide>
 void WithBackwardGroup(int64_t width, const Fn& fn, const Wide& wide) {
   if (width <= kNarrowRow) return fn(Group<16, 8>(), 128u);
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(G::kMaxThreads)
   const uint32_t row = blockIdx.x * G::kRows + G::index();
   const RowPlace at = PlaceOf(p.x, row);
   const bool active = row < NumRows(p.x);
-  // Groups without a row have one of no columns, and take part in shuffles.
+  // A group without a row has one of no columns, and takes part in shuffles.
   const int width = active ? static_cast<int>(p.x.width) : 0;
   const float count = static_cast<float>(static_cast<int>(p.x.width));
   const T* const weights = static_cast<const T*>(p.weight.data);

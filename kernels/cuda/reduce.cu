@@ -192,7 +192,7 @@ __global__ void ClipKernel(const double* sum_squares, float max_norm,
     const double most = max_norm / (unscaled + 1e-6);
     if (most < 1) coefficient = most;
   }
-  // Judged as the fp32 number that is reported.
+  // The test is of the fp32 number that is reported.
   const float reported = static_cast<float>(unscaled);
   *norm = reported;
   *grad_scale = static_cast<float>(inverse_scale * coefficient);

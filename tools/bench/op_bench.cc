@@ -468,7 +468,7 @@ class Bench {
     return ids;
   }
 
-  // The same product through oneDNN, on its own memory.
+  // Makes the same product through oneDNN, on its own memory.
   Work Plain(const ProductShape& shape) {
     const auto product = std::make_shared<PlainProduct>(shape);
     const int64_t item = DTypeBytes(shape.dtype);
