@@ -16,8 +16,8 @@ namespace zero {
 namespace {
 
 // The splits of the global batch: micro-batch x accumulation, ascending by
-// micro-batch. What keep_all saves is less than a micro-batch costs that is
-// smaller than the config's.
+// micro-batch. keep_all is not tried with a micro-batch below the config's:
+// that costs more than keep_all saves.
 std::vector<std::pair<int64_t, int64_t>> SplitsOf(const Config& config,
                                                   Recompute recompute) {
   const int64_t configured = config.train_micro_batch_size_per_gpu;
