@@ -16,8 +16,8 @@ enum class Recompute {
 inline constexpr Recompute kRecomputeLevels[] = {
     Recompute::kNothing, Recompute::kOff, Recompute::kSelective,
     Recompute::kFull};
-inline constexpr const char* kRecomputeNames[] = {"nothing", "off", "selective",
-                                                  "full"};
+inline constexpr const char* kRecomputeNames[] = {"keep_all", "off",
+                                                  "selective", "full"};
 
 inline const char* RecomputeName(Recompute level) {
   return kRecomputeNames[static_cast<int>(level)];

@@ -247,6 +247,11 @@ class CliTest(unittest.TestCase):
         self.assertIn("fits as it is: ", text)
         self.assertNotIn("by ZeRO's formula", text)
 
+    def test_train_names_the_level_of_recompute_as_the_config_does(self):
+        text = self.ok("train", "config.json", "--set", "training.steps=1",
+                       "activation_checkpointing.keep_all=true")
+        self.assertRegex(text, r"\n *recompute +keep_all\n")
+
     def test_more_threads_than_cores_are_named(self):
         train = ("train", "config.json", "--set", "training.steps=1",
                  "training.out_dir=threads")
@@ -267,7 +272,7 @@ class CliTest(unittest.TestCase):
         rows = [json.loads(line) for line in measured.stdout.splitlines()]
         self.assertEqual([(row["stage"], row["recompute"]) for row in rows],
                          [(stage, recompute)
-                          for recompute in ("nothing", "off", "selective",
+                          for recompute in ("keep_all", "off", "selective",
                                             "full")
                           for stage in range(4)])
         for row in rows:
@@ -306,7 +311,7 @@ class CliTest(unittest.TestCase):
             self.ok(*args), "note: at stage 3 a rank gathers [0-9,]+ bytes = "
             "ZeRO's formula [0-9,]+ - [0-9,]+ of units that stayed in place")
         for legend in (r"\* is the config's own; fixed: ",
-                       r"recompute keep_all: nothing; off: only"):
+                       r"computed again in backward: keep_all nothing; off norms"):
             self.assertRegex(self.ok(*args), r"note: " + legend)
         for size in ("-5GiB", "80", "1e30GiB"):
             self.error(*args, "--device-memory", size)

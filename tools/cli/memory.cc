@@ -84,7 +84,7 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
          return absl::StrCat(row.as_configured ? "*" : "", row.stage);
        }},
       {"recompute",
-       [](const MemoryRow& row) { return RecomputeText(row.recompute); }},
+       [](const MemoryRow& row) { return RecomputeName(row.recompute); }},
       {"offload",
        [](const MemoryRow& row) {
          return kOffloadNames[static_cast<int>(row.offload)];
@@ -592,8 +592,8 @@ void Print(const Memory& memory, const MemoryFlags& flags) {
   absl::PrintF(
       "note: * is the config's own; fixed: what the program, its libraries and "
       "a GPU's context take\n"
-      "note: recompute keep_all: nothing; off: only norms, GELU and SwiGLU; "
-      "selective, full: by granularity\n");
+      "note: computed again in backward: keep_all nothing; off norms, GELU and "
+      "SwiGLU; selective and full by granularity\n");
   PrintFormulaNotes(memory.rows);
   for (const std::string& note : memory.notes) {
     absl::PrintF("note: %s\n", note);

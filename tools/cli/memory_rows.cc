@@ -93,14 +93,9 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
 
 }  // namespace
 
-const char* RecomputeText(Recompute recompute) {
-  return recompute == Recompute::kNothing ? "keep_all"
-                                          : RecomputeName(recompute);
-}
-
 std::string MemoryRow::Name() const {
   std::string name =
-      absl::StrCat("stage ", stage, ", recompute ", RecomputeText(recompute));
+      absl::StrCat("stage ", stage, ", recompute ", RecomputeName(recompute));
   if (offload != Offload::kNone) {
     absl::StrAppend(&name, ", offload ",
                     kOffloadNames[static_cast<int>(offload)]);

@@ -20,11 +20,6 @@
 
 namespace zero {
 
-// The config's word for a recompute level: "keep_all", or "off", "selective",
-// "full". "keep_all" recomputes nothing at all; "off" still recomputes what
-// costs one pass over memory.
-const char* RecomputeText(Recompute recompute);
-
 struct MemoryRow {
   RunOptions run;  // of this row, by its --set
   int stage;

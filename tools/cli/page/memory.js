@@ -10,16 +10,13 @@ const words = (name) => name.replaceAll("_", " ");
 
 // The row's place among those of its config.
 const offloads = (row) => row.offload !== "-";
-// The config's word: that nothing is computed again and that recompute is off
-// are two things.
-const recomputeText = (row) => row.recompute === "nothing" ? "keep_all" : row.recompute;
 const own = (row) => row.as_configured ? "* " : "";
 const rowName = (row) => [
-  `${own(row)}stage ${row.stage}`, `recompute ${recomputeText(row)}`,
+  `${own(row)}stage ${row.stage}`, `recompute ${row.recompute}`,
   ...(offloads(row) ? [`offload ${row.offload}`] : [])].join(", ");
 // The same on a chart's axis, in lines.
 const rowLabel = (row) => [
-  `${own(row)}stage ${row.stage}`, recomputeText(row),
+  `${own(row)}stage ${row.stage}`, row.recompute,
   ...(offloads(row) ? [`offload ${row.offload}`] : [])];
 const sum = (bytes) => CATEGORIES.reduce((total, name) => total + (bytes[name] ?? 0), 0);
 const measuredPeak = (row) => row.measured?.total ?? sum(row.measured ?? {});
@@ -321,7 +318,7 @@ function memoryTable(parent, rows) {
   const used = CATEGORIES.filter((name) => rows.some((row) => row[name] > 0));
   const columns = [
     ["stage", (row) => own(row) + row.stage],
-    ["recompute", recomputeText],
+    ["recompute", (row) => row.recompute],
     ["offload", (row) => row.offload],
     ["peak", (row) => bytes(row.peak_bytes)],
     ["host", (row) => row.host_bytes ? bytes(row.host_bytes) : "–"],
