@@ -381,6 +381,7 @@ Json FitsAsJson(const Memory& memory) {
 
 // Notes that stage 2 may take as much memory as stage 1, and why.
 void AddStage2Note(Memory* memory) {
+  std::vector<std::string> levels;
   for (size_t i = 1; i < memory->rows.size(); ++i) {
     const MemoryRow &row = memory->rows[i], &before = memory->rows[i - 1];
     if (row.stage != 2 || before.stage != 1) continue;
@@ -392,11 +393,14 @@ void AddStage2Note(Memory* memory) {
         0.99 * before.rehearsal.ledger.total_peak_bytes()) {
       continue;
     }
-    memory->notes.push_back(
-        "stage 2 saves nothing over stage 1 here: with one micro-batch a step, "
-        "gradients reuse the memory that activations free during backward");
-    return;
+    levels.push_back(RecomputeName(row.recompute));
   }
+  if (levels.empty()) return;
+  memory->notes.push_back(absl::StrCat(
+      "stage 2 saves nothing over stage 1 with recompute ",
+      absl::StrJoin(levels, " or "),
+      ": with one micro-batch a step, gradients reuse the memory that "
+      "activations free during backward"));
 }
 
 // Adds a note on the disk space that the rows and proposals take.
