@@ -4,6 +4,7 @@
 // If a connection ends without a goodbye, its rank has died: the server tells
 // all others (StoredFailure). A rank that cannot reach the server knows that
 // rank 0 died.
+// Wire: frames of a 4-byte big-endian size and that many bytes; a request's
 //       first byte is its kind, an answer's whether there is a value. Every
 //       rank first sends a greeting with a version and its world. Not a
 //       protocol for untrusted networks: no encryption or authentication.

@@ -747,8 +747,8 @@ class Resolver : public BatchResolver {
 
   // ---- Keys that this run does not read -----------------------------------
 
-  // Notes those that were given, one line per reason, and puts all of them
-  // back to their defaults.
+  // Notes the unread keys that were given, one line per reason, and puts all
+  // unread keys back to their defaults.
   void Unread() {
     struct Group {
       std::string origin, reason;

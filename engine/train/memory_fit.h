@@ -14,8 +14,8 @@
 
 namespace zero {
 
-// Left free on a GPU for kernels that the driver loads late, when they are
-// first launched: those of cuBLASLt and cuDNN and our own come in the first
+// Bytes left free on a GPU for kernels that the driver loads late, when they
+// are first launched. Those of cuBLASLt and cuDNN and our own come in the first
 // step, when all memory is taken, and no prediction counts them. On an H200
 // they took 3 to 12 MB, with CUDA 13.0, cuBLAS 13.1 and cuDNN 9.19.
 inline constexpr int64_t kLateKernelsBytes = int64_t{128} << 20;

@@ -10,7 +10,7 @@
 namespace zero::cpu {
 namespace {
 
-// The first line, "" if there is none.
+// The first line of a file, "" if there is none.
 std::string LineOf(const std::string& path) {
   std::ifstream file(path);
   std::string line;

@@ -1,14 +1,14 @@
 // Ops of kernels/ops.h, timed alone. Prints one JSON object per line.
 //
-// On a CPU every op, at the shapes of GPT-2 124M (micro-batch 4, T = 256) and
-// Llama-3.2-1B (T = 512), compared with the machine's own ceiling: products
-// with the same product through plain oneDNN, the others with a plain loop that
-// reads and writes the same bytes. An op and its ceiling are timed alternately.
-// Clip is left out: it reads three numbers.
+// On a CPU every op is timed at the shapes of GPT-2 124M (micro-batch 4, T =
+// 256) and Llama-3.2-1B (T = 512), and compared with the machine's own ceiling:
+// products with the same product through plain oneDNN, the others with a plain
+// loop that reads and writes the same bytes. An op and its ceiling are timed
+// alternately. Clip is left out: it reads three numbers.
 //
-// On a GPU its copy bandwidth, its rate of matrix products, and the bandwidth
-// of AdamW, norms and other ops that only move memory, each on more than any
-// cache holds. Timed by events on the stream, several calls between two.
+// On a GPU it measures the copy bandwidth, the rate of matrix products, and the
+// bandwidth of AdamW, norms and other ops that only move memory, each on more
+// than any cache holds. Events on the stream time several calls at once.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
