@@ -185,7 +185,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Keys of the section that are not in config.json, or are read above.
+  // Whether a key of the section is not in config.json, or is read above.
   static bool IsOurs(absl::string_view path) {
     return path == "model.preset" || path == "model.from_pretrained" ||
            path == "model.freeze" || path == "model.model_type" ||

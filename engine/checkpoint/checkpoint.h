@@ -261,7 +261,7 @@ struct FoundCheckpoint {
   std::unique_ptr<CheckpointReader> reader;
 };
 
-// The newest in `checkpoints` that opens.
+// The newest checkpoint in `checkpoints` that opens.
 // Errors: NotFound: there is none; DataLoss: none of them opens; errors that
 //         are no damage (permission, a newer format) as they are.
 absl::StatusOr<FoundCheckpoint> FindNewestCheckpoint(

@@ -192,7 +192,8 @@ class MpiTransport final : public Transport {
   RanksProgress AskOthers() {
     Answer();
     store_->PutFirst(kQuestion, "").IgnoreError();
-    // A late process has answered; one that does not answer is dead.
+    // A process that is only late has answered by now; one without an answer is
+    // dead.
     RanksProgress told;
     const absl::Time deadline = absl::Now() + kAnswers;
     for (int rank = 0; rank < world(); ++rank) {

@@ -22,11 +22,11 @@ struct PeakRate {
   double flops = 0;     // per second: the vendor's figure, else product.flops
 };
 
-// The best of many products y = x w^T in `dtype`, on the device's threads: with
-// 512 and 1024 rows, with more if those are too short to time, on a slow device
-// only with 512; takes a few tenths of a second. Other work on the machine
-// lowers the rate: measure while it is idle, and keep the best of several
-// measurements.
+// The best rate of many products y = x w^T in `dtype`, on the device's threads.
+// They have 512 and 1024 rows, more if those are too short to time, and only
+// 512 on a slow device. Takes a few tenths of a second. Other work on the
+// machine lowers the rate: measure while it is idle, and keep the best of
+// several measurements.
 ProductRate MeasureProductRate(Device& device, DType dtype);
 
 // The better of `measured` and the best rate in `file` for such a device (its

@@ -90,7 +90,7 @@ Json ToJson(const Straggler& straggler) {
           {"step", straggler.step}};
 }
 
-// How often a step gathers the parameters.
+// Counts how often a step gathers the parameters.
 void CountGathers(const Session& session, RunSummary* summary) {
   const Config& config = session.config();
   const Executor& executor = session.executor();

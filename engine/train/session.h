@@ -37,7 +37,8 @@ struct ModelTools {
   // Training FLOPs per token at a sequence length.
   std::function<TokenFlops(const ModelConfig&, int64_t, Recompute)>
       flops_per_token;
-  // The 100 % of utilization if the device's peak is unknown.
+  // Measures the rate that counts as 100 % of utilization, if the device's peak
+  // is unknown.
   std::function<ProductRate(Device&, DType)> product_rate = MeasureProductRate;
 };
 

@@ -13,8 +13,9 @@
 
 namespace zero {
 
-// The table, and the notes on the config and the device. `num_eval_targets`: 0
-// if nothing is evaluated; `resumed_step`: 0 if the run begins.
+// Prints the table, and the notes on the config and the device.
+// `num_eval_targets`: 0 if nothing is evaluated; `resumed_step`: 0 if the run
+// begins.
 void PrintStart(const LoadedConfig& loaded, const RunReport& report,
                 const RunData& data, const Sampler& sampler,
                 int64_t num_eval_targets, int64_t resumed_step,

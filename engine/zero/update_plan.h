@@ -29,8 +29,8 @@ struct UnitUpdate {
   // Local elements of the optimizer's arrays. local + shift is the element of
   // the unit.
   std::vector<UpdateRange> ranges;
-  // With tensor_norms, every range has the slot for its squares, and the tensor
-  // whose sums scale it.
+  // With tensor_norms, each range's slot for its squares, and the tensor whose
+  // sums scale it.
   std::vector<TensorPart> norms;
 };
 

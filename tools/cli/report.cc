@@ -254,8 +254,9 @@ std::string EventFolder(const std::string& run, std::set<std::string>* taken) {
   return unlike;
 }
 
-// FOLDER/ with an event file of every value of metrics.jsonl. A run does not
-// record the time of its steps; TensorBoard's relative time is the steps' own.
+// Writes FOLDER/ with an event file of every value of metrics.jsonl. A run does
+// not record the time of its steps; TensorBoard's relative time is the steps'
+// own.
 absl::Status WriteEvents(const Run& run, const std::string& folder) {
   std::map<int64_t, std::vector<std::pair<std::string, double>>> by_step;
   for (const auto& [name, series] : run.series) {
