@@ -18,7 +18,7 @@
 namespace zero {
 namespace {
 
-// Calls in a row that a signal or a busy system may interrupt.
+// The most calls in a row that a signal or a busy system may interrupt.
 constexpr int kMaxVain = 1000;
 
 class ThreadIo final : public BlockIo {

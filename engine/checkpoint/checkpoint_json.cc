@@ -67,7 +67,7 @@ class Members {
     return it != json_.end() && it->is_object() ? &*it : nullptr;
   }
 
-  // A JSON number that is an integer >= 0 and fits int64.
+  // Reads a JSON number that is an integer >= 0 and fits int64.
   static bool ReadCount(const Json& json, int64_t* value) {
     if (!json.is_number_unsigned()) return false;
     *value = static_cast<int64_t>(json.get<uint64_t>());

@@ -106,7 +106,7 @@ absl::Status ParseJson(absl::string_view file, absl::string_view text,
   return absl::OkStatus();
 }
 
-// A JSON number that is an integer >= 0 and fits int64.
+// Reads a JSON number that is an integer >= 0 and fits int64.
 bool ReadCount(const Json& json, int64_t* value) {
   if (!json.is_number_unsigned()) return false;
   const uint64_t wide = json.get<uint64_t>();

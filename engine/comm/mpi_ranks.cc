@@ -192,8 +192,7 @@ class MpiTransport final : public Transport {
   RanksProgress AskOthers() {
     Answer();
     store_->PutFirst(kQuestion, "").IgnoreError();
-    // A process that is only late has answered by now; one without an answer is
-    // dead.
+    // A process that is only late answers; one that does not is dead.
     RanksProgress told;
     const absl::Time deadline = absl::Now() + kAnswers;
     for (int rank = 0; rank < world(); ++rank) {

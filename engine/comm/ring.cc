@@ -7,8 +7,7 @@ int LeftOf(const PeerMemory& peers) {
   return (peers.rank() + peers.world() - 1) % peers.world();
 }
 
-// The piece, of all, that reaches this rank in `step`, having left its
-// neighbour.
+// The number of the piece that reaches this rank from its neighbour in `step`.
 int64_t PieceAt(const PeerMemory& peers, int step) {
   return (peers.rank() - step + peers.world()) % peers.world();
 }

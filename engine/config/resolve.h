@@ -1,4 +1,4 @@
-// From the given keys to a complete Config: base model, defaults, derived
+// Turns the given keys into a complete Config: base model, defaults, derived
 // values, and checks over several keys.
 #ifndef ZERO_ENGINE_CONFIG_RESOLVE_H_
 #define ZERO_ENGINE_CONFIG_RESOLVE_H_

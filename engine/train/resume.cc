@@ -30,8 +30,8 @@ using Json = nlohmann::ordered_json;
 
 // ---- What a run must have in common with the one that it continues ----------
 
-// Keys that may change between the parts of a run. For data.train the tokens
-// are compared, not the name.
+// Whether a key may change between the parts of a run. For data.train the
+// tokens are compared, not the name.
 bool MayDiffer(const std::string& key) {
   static const std::set<std::string> kKeys = {"train_micro_batch_size_per_gpu",
                                               "gradient_accumulation_steps",

@@ -66,7 +66,7 @@ void BindToNode(const NumaNodes& nodes, int thread, int num_threads) {
   if (node < 0) return;
   thread_local cpu_set_t bound = {};
   if (CPU_EQUAL(&bound, &nodes[node])) return;
-  // Advice: a system that refuses costs speed.
+  // The binding is advice: if the system refuses it, the run is only slower.
   if (sched_setaffinity(0, sizeof(cpu_set_t), &nodes[node]) == 0) {
     bound = nodes[node];
   }
