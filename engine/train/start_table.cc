@@ -137,7 +137,7 @@ std::string PlacementText(const Plan& plan) {
 // now with 2 threads"
 std::string PeakText(const DeviceInfo& device, DType dtype,
                      const PeakRate& peak) {
-  if (peak.flops <= 0) return "nothing: no memory to measure a product";
+  if (peak.flops <= 0) return "nothing, for lack of memory";
   const ProductRate& measured = peak.product;
   const std::string product = absl::StrFormat(
       "%.0f GFLOP/s, the best %s product of %d x %d x %d, measured %s",

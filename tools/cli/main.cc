@@ -72,7 +72,9 @@ std::string Remedy(const std::string& option, const CLI::App& command) {
     std::string needs, remedy;
   } kOthers[] = {
       {{"local-rank"}, "", "leave it out: the launcher sets LOCAL_RANK"},
-      {{"deepspeed"}, "", "leave it out: zero_optimization in the config file"},
+      {{"deepspeed"},
+       "",
+       "leave it out: the config file has zero_optimization"},
       {{"deepspeed-config", "config"},
        "set",
        "give the file by itself, without an option"},
