@@ -19,7 +19,7 @@ constexpr char kNoLauncher[] =
     "; start the ranks by torchrun or srun, which set it, or as threads by "
     "--ranks N";
 
-// Numbers by the names of their variables.
+// Reads numbers from environment variables, by their names.
 class Variables {
  public:
   explicit Variables(const GetEnvFn& env) : env_(env) {}

@@ -72,8 +72,8 @@ class ResolveContext {
   void Set(const std::string& path);
   void Derived(const std::string& path, absl::string_view formula);
 
-  // `path` (a file, a folder or a glob) from the current folder, or else from
-  // the config file's.
+  // Finds `path` (a file, a folder or a glob) relative to the current folder,
+  // or else to the config file's.
   std::string Locate(const std::string& path) const;
   // Whether `path` exists.
   static bool Exists(const std::string& path);

@@ -1,8 +1,8 @@
-// What a rank updates, in which runs, and which norms it measures: a pure
-// function of the plan.
+// The elements that a rank updates, in runs, and the norms that it measures: a
+// pure function of the plan.
 //
 // Four index spaces meet here. An element of a *unit* is counted in the unit's
-// flat buffer; a rank's *local* elements are its pieces of that buffer, laid
+// flat buffer. A rank's *local* elements are its pieces of that buffer, laid
 // end to end; in a replicated array they are the unit's.
 // A *global* number, first_element plus the element of the unit, is the same
 // for any number of ranks.

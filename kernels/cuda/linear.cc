@@ -32,8 +32,9 @@ Workspace After(const Workspace& workspace, size_t bytes) {
 }
 
 // Runs the product with the bias gradient in its epilogue and returns true, or
-// does nothing. The epilogue overwrites; what is to be accumulated goes to the
-// start of the workspace first, and in 16 bits would be rounded twice.
+// does nothing. The epilogue overwrites, so a gradient that must be accumulated
+// goes to the start of the workspace first. A 16-bit one would then be rounded
+// twice and is left to the caller.
 bool SumWithProduct(Ops& ops, MatmulPlans& plans, Stream& stream,
                     const LinearBackwardWeightArgs& args, Workspace workspace) {
   const bool accumulate = args.accumulate_dbias;
