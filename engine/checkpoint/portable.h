@@ -85,7 +85,7 @@ class PortableWriter {
                        const char* data, int64_t bytes);
   void WriteBytes(size_t tensor, int64_t offset, const char* data,
                   int64_t bytes);
-  // Elements of a transposed tensor, written to `bytes` at run.at.
+  // Writes elements of a transposed tensor to `bytes` at run.at.
   void WriteTurned(size_t tensor, int64_t elems,
                    const std::function<void(char* bytes)>& fill);
   absl::Status WriteIndex();

@@ -94,7 +94,7 @@ __device__ inline int64_t BeginOfRun(const IdRuns& runs, int64_t at) {
   return low;
 }
 
-// Is there a position `other`, of the same run as k?
+// Whether there is a position `other`, and it is of the same run as k.
 __device__ inline bool HasSameId(const IdRuns& runs, int64_t k, int64_t other) {
   return 0 <= other && other < runs.count && runs.ids[k] == runs.ids[other];
 }
