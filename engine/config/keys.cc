@@ -1004,8 +1004,9 @@ std::vector<KeySpec> UsedKeys() {
           "first step: not for ranks that nccl connects as threads.",
           OfGpu),
       Key("device.fp32_logits", FIELD(device.cuda.fp32_logits),
-          "Logits of 16-bit models in fp32, with twice the bytes. Else in the "
-          "model's dtype: softmax and loss are computed from them in fp32. In "
+          "Keep the logits of 16-bit models in fp32, with twice the bytes. "
+          "Else they are in the model's dtype, and softmax and loss are "
+          "computed from them in fp32. In "
           "fp16 a logit beyond 65504 is then infinite; if that makes the loss "
           "non-finite, the step is skipped.",
           OfGpu,
