@@ -303,7 +303,7 @@ class Loader {
     }
   }
 
-  // A section under another name or in another place.
+  // Reads a section that is given under another name or in another place.
   void ReadOldSection(const KeySpec& key, const JsonNode& node) {
     const auto [given, added] =
         given_.objects.try_emplace(key.doc, node.key_place);

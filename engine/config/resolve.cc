@@ -242,7 +242,7 @@ class Resolver : public BatchResolver {
     }
   }
 
-  // Keys whose "auto" differs from Hugging Face's Trainer.
+  // Notes the keys whose "auto" differs from Hugging Face's Trainer.
   void Autos() {
     std::vector<std::string> values;
     if (IsAuto("optimizer.params.lr")) {

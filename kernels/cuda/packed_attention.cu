@@ -25,8 +25,9 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kTile = 32;
 
-// A block for each tile of a matrix, through shared memory, so that neighbours
-// are read and neighbours written; a column more keeps banks apart.
+// One block for each tile of a matrix. A tile goes through shared memory, so
+// that neighbours are read and neighbours written; an extra column keeps banks
+// apart.
 __global__ void __launch_bounds__(kThreads)
     TransposeKernel(const float* from, int64_t rows, int64_t cols, float* to) {
   constexpr int kStep = kThreads / kTile;

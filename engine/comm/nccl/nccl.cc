@@ -34,7 +34,8 @@ class NcclCommunicator final : public Communicator {
     ZERO_CHECK(stream.device().kind() == DeviceKind::kCuda)
         << "nccl: a stream of the " << DeviceKindName(stream.device().kind())
         << " device, want a GPU's";
-    // Its memory is that of the caller, by address: nothing of it is kept.
+    // The stream calls this at once, so `collective` may be captured by
+    // reference.
     stream.Enqueue([&] { link_->Run(channel_, stream, collective); });
   }
   std::shared_ptr<void> Register(void* data, size_t bytes) override {
