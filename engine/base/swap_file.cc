@@ -163,7 +163,7 @@ absl::Status SwapFile::Take(int fd) {
                      "' was not written by zero and is left alone; choose "
                      "another nvme_path, or remove the file"));
   }
-  // Also frees the space of a dead process's file.
+  // This also frees the space of a dead process's file.
   if (::ftruncate(fd, 0) != 0) return FileError("cannot write", path_, errno);
   fd_ = fd;
   if (::pwrite(fd, kMagic.data(), kMagic.size(), 0) !=

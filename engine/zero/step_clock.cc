@@ -65,7 +65,8 @@ void StepClock::Read(Event& last, std::vector<TimedWork> timed) {
            std::chrono::duration_cast<std::chrono::steady_clock::duration>(ago);
   };
   for (TimedWork& work : timed) {
-    // Copies and the host may still be running: reported with the next step.
+    // Copies and the host may still be running; their times come with the next
+    // step.
     if (!work.end->IsDone()) {
       timed_.push_back(std::move(work));
       continue;
