@@ -154,7 +154,7 @@ void RunReport::TakeRankTimes(int64_t step, std::vector<OwnTimes> of_ranks) {
   }
 }
 
-// The changes since the previous line.
+// Adds the changes since the previous line.
 void RunReport::AddRankTimes(Json* line) {
   if (!own_ms_.empty()) {
     const auto slowest = std::max_element(own_ms_.begin(), own_ms_.end());

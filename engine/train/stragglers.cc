@@ -18,8 +18,8 @@ double MedianOfOthers(int world, int left_out, const Value& value) {
   return Median(std::move(values));
 }
 
-// The sorted values of all ranks without one of them, which is at `place`: its
-// median costs no sort per rank.
+// The median of all ranks' values but the one at `place`. The values are
+// sorted, so no rank's median costs a sort.
 double MedianWithout(const std::vector<double>& sorted, size_t place) {
   const size_t size = sorted.size() - 1;
   const auto at = [&](size_t i) { return sorted[i < place ? i : i + 1]; };
