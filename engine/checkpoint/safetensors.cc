@@ -139,8 +139,8 @@ absl::Status ReadEntry(const std::string& name, const Json& entry,
   for (const Json& json : shape) {
     int64_t dim = 0;
     if (!ReadCount(json, &dim)) {
-      return WrongTensor(
-          file, name, "shape has a value that is not a non-negative integer");
+      return WrongTensor(file, name,
+                         "shape has a value that is not an integer >= 0");
     }
     tensor->shape.push_back(dim);
   }
