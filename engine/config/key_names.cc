@@ -36,6 +36,7 @@ constexpr Synonym kSynonyms[] = {
     {"log_interval", "steps_per_print"},
     {"warmup_steps", "scheduler.params.warmup_num_steps"},
     {"warmup_iters", "scheduler.params.warmup_num_steps"},
+    {"warmup_ratio", "scheduler.params.warmup_num_steps"},
     {"max_steps", "training.steps"},
     {"max_iters", "training.steps"},
     {"train_steps", "training.steps"},

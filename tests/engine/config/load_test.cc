@@ -733,6 +733,7 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
 TEST(LoadTest, NamesOfTrainingArgumentsLeadToTheKeyThatDoesTheSame) {
   const std::pair<const char*, const char*> kKeys[] = {
       {"logging_steps", "steps_per_print"},
+      {"optimizer.params.warmup_ratio", "scheduler.params.warmup_num_steps"},
       {"lr_scheduler_type", "scheduler.type"},
       {"lr_scheduler_kwargs", "scheduler.params"},
       {"optim", "optimizer.type"},
