@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/pair_product.h"
 #include "kernels/cpu/parallel.h"
 
 namespace zero::cpu {
@@ -48,6 +49,12 @@ void RunTasks(int num_threads, int64_t num_tasks, Workspace workspace,
   });
 }
 
+// Whether products are of pairs of bf16.
+bool HasPairs(const CpuOps& ops, const AttentionShape& shape) {
+  return shape.dtype == DType::kBF16 && ops.HasNativeBf16() &&
+         !PairIsas().empty();
+}
+
 }  // namespace
 
 size_t CpuOps::AttentionForwardWorkspaceBytes(
@@ -55,7 +62,7 @@ size_t CpuOps::AttentionForwardWorkspaceBytes(
   const int64_t block =
       std::min(args.shape.q_len, QueryBlock(args.shape, num_threads_));
   return static_cast<size_t>(num_threads_) *
-         Bytes(ForwardScratch(args.shape, block));
+         Bytes(ForwardScratch(args.shape, block, HasPairs(*this, args.shape)));
 }
 
 void CpuOps::AttentionForward(Stream&, const AttentionForwardArgs& args,
@@ -67,8 +74,9 @@ void CpuOps::AttentionForward(Stream&, const AttentionForwardArgs& args,
   const int64_t block = QueryBlock(shape, num_threads_);
   const int64_t blocks = (shape.q_len + block - 1) / block;
   const int64_t heads = shape.batch * shape.num_heads;
+  const bool pairs = HasPairs(*this, shape);
   const size_t scratch_bytes =
-      Bytes(ForwardScratch(shape, std::min(shape.q_len, block)));
+      Bytes(ForwardScratch(shape, std::min(shape.q_len, block), pairs));
   RunTasks(num_threads_, heads * blocks, workspace, scratch_bytes,
            [&](int64_t i, float* scratch) {
              // The last queries see the most keys and go first.
@@ -78,14 +86,15 @@ void CpuOps::AttentionForward(Stream&, const AttentionForwardArgs& args,
              task.head = i % heads % shape.num_heads;
              task.q_begin = q;
              task.q_end = std::min(shape.q_len, q + block);
-             RunForwardTask(args, task, scratch);
+             RunForwardTask(args, task, pairs, scratch);
            });
 }
 
 size_t CpuOps::AttentionBackwardWorkspaceBytes(
     const AttentionBackwardArgs& args) const {
   return static_cast<size_t>(num_threads_) *
-         Bytes(BackwardScratch(args.shape, args.shape.kv_len));
+         Bytes(BackwardScratch(args.shape, args.shape.kv_len,
+                               HasPairs(*this, args.shape)));
 }
 
 void CpuOps::AttentionBackward(Stream&, const AttentionBackwardArgs& args,
@@ -94,7 +103,9 @@ void CpuOps::AttentionBackward(Stream&, const AttentionBackwardArgs& args,
   const BackwardPlan plan = PlanBackward(shape, num_threads_);
   const int64_t kv_heads = shape.batch * shape.num_kv_heads;
   const int64_t group = shape.num_heads / shape.num_kv_heads;
-  const size_t scratch_bytes = Bytes(BackwardScratch(shape, shape.kv_len));
+  const bool pairs = HasPairs(*this, shape);
+  const size_t scratch_bytes =
+      Bytes(BackwardScratch(shape, shape.kv_len, pairs));
   const auto whole = [&](int64_t kv) {
     AttentionBackwardTask task;
     task.batch = kv / shape.num_kv_heads;
@@ -107,7 +118,7 @@ void CpuOps::AttentionBackward(Stream&, const AttentionBackwardArgs& args,
   if (plan.whole_heads) {
     RunTasks(num_threads_, kv_heads, workspace, scratch_bytes,
              [&](int64_t i, float* scratch) {
-               RunBackwardTask(args, whole(i), scratch);
+               RunBackwardTask(args, whole(i), pairs, scratch);
              });
     return;
   }
@@ -118,7 +129,7 @@ void CpuOps::AttentionBackward(Stream&, const AttentionBackwardArgs& args,
              task.kv_begin = i / kv_heads * plan.block;
              task.kv_end = std::min(shape.kv_len, task.kv_begin + plan.block);
              task.write_dq = false;
-             RunBackwardTask(args, task, scratch);
+             RunBackwardTask(args, task, pairs, scratch);
            });
   const int64_t heads = shape.batch * shape.num_heads;
   RunTasks(num_threads_, heads * plan.num_blocks, workspace, scratch_bytes,
@@ -134,7 +145,7 @@ void CpuOps::AttentionBackward(Stream&, const AttentionBackwardArgs& args,
              task.kv_begin = FirstKeyTile(args, task.batch, task.q_begin);
              task.kv_end = task.q_end;  // the last query's keys
              task.write_dkv = false;
-             RunBackwardTask(args, task, scratch);
+             RunBackwardTask(args, task, pairs, scratch);
            });
 }
 

@@ -4,7 +4,9 @@
 // softmax of 8 or 16 queries advances in the lanes of one vector and no
 // horizontal sum is needed, and so that only the small query tile is ever
 // transposed. With packed sequences, tiles that no query sees are skipped. All
-// math is fp32; 16-bit operands are converted panel by panel.
+// math is fp32 and 16-bit operands are converted panel by panel; but where
+// instructions multiply bf16 (pair_product.h), bf16 operands stay what they are
+// and the softmax's results are rounded to bf16 before they are multiplied.
 // Sources: Dao et al. 2022 (FlashAttention); Milakov and Gimelshein 2018.
 #ifndef ZERO_KERNELS_CPU_ATTENTION_H_
 #define ZERO_KERNELS_CPU_ATTENTION_H_
@@ -60,15 +62,20 @@ int64_t FirstKeyTile(const Args& args, int64_t b, int64_t q) {
   return FirstKey(args, b, q) / kKeyTile * kKeyTile;
 }
 
-// Floats of scratch that one task needs.
-int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries);
-int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys);
+// Floats of scratch that one task needs. `pairs`: products of bf16 operands by
+// PairProducts; else in fp32.
+int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries,
+                       bool pairs);
+int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys,
+                        bool pairs);
 
 // Runs one task on the calling thread. scratch: 64-byte aligned.
 void RunForwardTask(const AttentionForwardArgs& args,
-                    const AttentionForwardTask& task, float* scratch);
+                    const AttentionForwardTask& task, bool pairs,
+                    float* scratch);
 void RunBackwardTask(const AttentionBackwardArgs& args,
-                     const AttentionBackwardTask& task, float* scratch);
+                     const AttentionBackwardTask& task, bool pairs,
+                     float* scratch);
 
 }  // namespace zero::cpu
 

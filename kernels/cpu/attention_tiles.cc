@@ -3,82 +3,13 @@
 #include <limits>
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_operands-inl.h"
 #include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/simd-inl.h"
 #include "kernels/cpu/storage.h"
-#include "kernels/cpu/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
-
-// Queries of one group, where a tile crosses the diagonal.
-constexpr int64_t kQueryGroup = 16;
-
-// The panels' columns are padded to whole vectors of any target.
-HWY_INLINE int64_t WholeVectors(int64_t n) { return (n + 15) / 16 * 16; }
-
-// Row t of head h of batch b.
-template <class T, class Data>
-HWY_INLINE ConstAs<T, Data>* HeadRow(const HeadsView<Data>& x, int64_t b,
-                                     int64_t t, int64_t h, int64_t d) {
-  return static_cast<ConstAs<T, Data>*>(x.data) + b * x.batch_stride +
-         t * x.token_stride + h * d;
-}
-
-// to = from * factor, with zeros up to the next multiple of 16 columns.
-template <class T>
-HWY_INLINE void ToPanelRow(const T* from, int64_t d, float factor, float* to) {
-  ScaleSpan(from, d, factor, to);
-  std::fill(to + d, to + WholeVectors(d), 0.0f);
-}
-
-// Rows of one head are a whole token apart, often in different pages, which no
-// hardware prefetcher follows: the next rows are prefetched here.
-template <class T>
-HWY_INLINE void PrefetchRow(const T* row, int64_t d) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
-  for (int64_t i = 0; i < d; i += kLine) __builtin_prefetch(row + i);
-}
-constexpr int64_t kRowsAhead = 8;
-
-template <class T>
-void ToPanel(const HeadsRef& x, int64_t b, int64_t h, int64_t t, int64_t rows,
-             int64_t d, float factor, float* panel, int64_t ld) {
-  const T* row = HeadRow<T>(x, b, t, h, d);
-  for (int64_t i = 0; i < rows; ++i) {
-    if (i + kRowsAhead < rows) {
-      PrefetchRow(row + kRowsAhead * x.token_stride, d);
-    }
-    ToPanelRow(row, d, factor, panel + i * ld);
-    row += x.token_stride;
-  }
-}
-
-// to[j, i] = panel[i, j] with rows of kQueryTile, for all whole vectors of
-// columns. Panel rows up to the next multiple of 16 are zeroed first.
-HWY_NOINLINE void Transpose(float* panel, int64_t rows, int64_t d, int64_t ld,
-                            float* to) {
-  const int64_t padded = WholeVectors(rows);
-  const int64_t width = WholeVectors(d);
-  for (int64_t i = rows; i < padded; ++i) {
-    std::fill(panel + i * ld, panel + i * ld + width, 0.0f);
-  }
-#if ZERO_CPU_EMULATED
-  for (int64_t j = 0; j < width; ++j) {
-    for (int64_t i = 0; i < padded; ++i) {
-      to[j * kQueryTile + i] = panel[i * ld + j];
-    }
-  }
-#else
-  const hn::FixedTag<float, 4> d4;
-  for (int64_t i = 0; i < padded; i += 4) {
-    for (int64_t j = 0; j < width; j += 4) {
-      TransposeFour(d4, panel + i * ld + j, ld, to + j * kQueryTile + i,
-                    kQueryTile);
-    }
-  }
-#endif
-}
 
 // Whether query lane i sees key `key`: key <= first_position + lane.
 HWY_INLINE MF Visible(int64_t key, int64_t first_position) {
@@ -124,67 +55,100 @@ HWY_INLINE FullKeys SeenByAll(int64_t key, int64_t keys, int64_t position,
 }
 
 // Queries of a tile that are computed together: all if each sees every key of
-// the tile, else kQueryGroup, so that few masked scores are computed.
+// the tile, else kGroup, so that few masked scores are computed.
+template <class Tiles>
 HWY_INLINE int64_t GroupSize(int64_t rows, int64_t position, int64_t key,
                              int64_t keys, const int32_t* starts) {
   const FullKeys full = SeenByAll(key, keys, position, rows, starts);
-  return full.end - full.begin == keys ? rows : kQueryGroup;
+  return full.end - full.begin == keys ? rows : Tiles::kGroup;
 }
 
-// One step of the online softmax over `keys` rows of transposed scores, for
-// queries whose first is at `position`, with keys from `key` on. Leaves e^(s -
-// max) in the scores and, in alpha, the factor of the earlier sums.
-HWY_INLINE void SoftmaxStep(float* scores, int64_t keys, int64_t queries,
-                            int64_t key, int64_t position,
-                            const int32_t* starts, float* max, float* sum,
-                            float* alpha) {
+// The keys of a tile, counted from its first, that a group of queries is
+// computed with: those beyond its last query, and before the first that any of
+// it sees, are not touched at all.
+struct KeyRange {
+  int64_t begin, end;
+};
+template <class Tiles>
+HWY_INLINE KeyRange KeysOf(int64_t first, int64_t last) {
+  return {RoundUp(std::max<int64_t>(first + 1, 1), Tiles::kKeyStep) -
+              Tiles::kKeyStep,
+          RoundUp(std::max<int64_t>(last, 0), Tiles::kKeyStep)};
+}
+
+// The queries of the vector at column i of a group of n, at least one: columns
+// beyond the group are computed too, and not used.
+HWY_INLINE int64_t LanesAt(int64_t i, int64_t n) {
+  return std::clamp<int64_t>(n - i, 1, NumLanes());
+}
+
+// One step of the online softmax over the scores of keys [at, at + keys) of the
+// tile at `tile`, for n queries, whose first is column i0 and at `position`.
+// Sets the weights e^(s - max) and, in alpha, the factor of the earlier sums.
+template <class Tiles, class Weights>
+HWY_INLINE void SoftmaxStep(const Weights& weights, float scale, int64_t tile,
+                            int64_t at, int64_t keys, int64_t i0, int64_t n,
+                            int64_t position, const int32_t* starts, float* max,
+                            float* sum, float* alpha) {
   const VF minus_inf = hn::Set(df, -std::numeric_limits<float>::infinity());
-  for (int64_t i = 0; i < queries; i += NumLanes()) {
-    float* column = scores + i;
+  const VF factor = hn::Set(df, scale);
+  const auto scaled = [&](VF s) ZERO_CPU_BODY {
+    return Tiles::kScalesQueries ? s : hn::Mul(s, factor);
+  };
+  const int64_t key = tile + at;
+  for (int64_t i = 0; i < RoundUp(n, Tiles::kColumns); i += NumLanes()) {
+    float* column = weights.scores(at, i0 + i);
     const VF old_max = Load(max + i);
     VF m = old_max;
-    const FullKeys full = SeenByAll(
-        key, keys, position + i, std::min(NumLanes(), queries - i), starts + i);
+    const FullKeys full =
+        SeenByAll(key, keys, position + i, LanesAt(i, n), starts + i);
     const auto mask = [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) {
         const VF s = hn::IfThenElse(Visible(key + p, position + i, starts + i),
                                     Load(column + p * kQueryTile), minus_inf);
         Store(s, column + p * kQueryTile);
-        m = hn::Max(m, s);
+        m = hn::Max(m, scaled(s));
       }
     };
     mask(0, full.begin);
     for (int64_t p = full.begin; p < full.end; ++p) {
-      m = hn::Max(m, Load(column + p * kQueryTile));
+      m = hn::Max(m, scaled(Load(column + p * kQueryTile)));
     }
     mask(full.end, keys);
     // A lane that has seen no key yet keeps sums of 0: e^(-inf - 0).
     const VF shift = hn::IfThenZeroElse(hn::Eq(m, minus_inf), m);
-    const VF factor = Exp(hn::Sub(old_max, shift));
+    const VF earlier = ExpOrZero(hn::Sub(old_max, shift));
     VF total = hn::Zero(df);
-    for (int64_t p = 0; p < keys; ++p) {
-      const VF e = Exp(hn::Sub(Load(column + p * kQueryTile), shift));
-      Store(e, column + p * kQueryTile);
-      total = hn::Add(total, e);
+    for (int64_t p = 0; p < keys; p += Tiles::kRowsAtOnce) {
+      VF e[Tiles::kRowsAtOnce];
+#pragma GCC unroll 2
+      for (int r = 0; r < Tiles::kRowsAtOnce; ++r) {
+        const VF s = scaled(Load(column + (p + r) * kQueryTile));
+        e[r] = ExpOrZero(hn::Sub(s, shift));
+        total = hn::Add(total, e[r]);
+      }
+      weights.Put(at + p, i0 + i, e);
     }
     Store(m, max + i);
-    Store(Fma(Load(sum + i), factor, total), sum + i);
-    Store(factor, alpha + i);
+    Store(Fma(Load(sum + i), earlier, total), sum + i);
+    Store(earlier, alpha + i);
   }
 }
 
-HWY_INLINE void ScaleRows(float* rows, int64_t num_rows, int64_t width,
-                          int64_t ld, const float* factors) {
-  for (int64_t i = 0; i < num_rows; ++i) {
-    const VF f = hn::Set(df, factors[i]);
-    for (int64_t j = 0; j < width; j += NumLanes()) {
-      Store(hn::Mul(Load(rows + i * ld + j), f), rows + i * ld + j);
+// Multiplies the columns of panel[rows, n] by their factors.
+HWY_INLINE void ScaleColumns(float* panel, int64_t rows, int64_t n,
+                             const float* factors) {
+  for (int64_t i = 0; i < n; i += NumLanes()) {
+    const VF f = Load(factors + i);
+    for (int64_t j = 0; j < rows; ++j) {
+      float* const at = panel + j * kQueryTile + i;
+      Store(hn::Mul(Load(at), f), at);
     }
   }
 }
 
-template <class T>
-HWY_INLINE float Dot(const float* x, const T* y, int64_t n) {
+template <class X, class Y>
+HWY_INLINE float Dot(const X* x, const Y* y, int64_t n) {
   VF sum = hn::Zero(df);
   ForEachVector(0, n, [&](auto at) ZERO_CPU_BODY {
     sum = Fma(at.Load(x), at.Load(y), sum);
@@ -199,15 +163,15 @@ void ForwardOneQuery(const AttentionForwardArgs& args,
                      const AttentionForwardTask& task, float* scratch) {
   const AttentionShape& shape = args.shape;
   const int64_t d = shape.head_dim;
-  const int64_t width = WholeVectors(d);
+  const int64_t width = RoundUp(d, kVector);
   const int64_t b = task.batch;
   const int64_t kv_head = task.head / (shape.num_heads / shape.num_kv_heads);
   const int64_t num_keys = shape.kv_len - shape.q_len + task.q_begin + 1;
   float* const query = scratch;
   float* const out = query + width;
   float* const scores = out + width;
-  ToPanelRow(HeadRow<T>(args.q, b, task.q_begin, task.head, d), d, shape.scale,
-             query);
+  ScaleSpan(HeadRow<T>(args.q, b, task.q_begin, task.head, d), d, shape.scale,
+            query);
   std::fill(out, out + width, 0.0f);
   float max = -std::numeric_limits<float>::infinity();
   float sum = 0;
@@ -224,13 +188,14 @@ void ForwardOneQuery(const AttentionForwardArgs& args,
     const VF shift = hn::Set(df, max);
     VF total = hn::Zero(df);
     ForEachVector(0, keys, [&](auto at) ZERO_CPU_BODY {
-      const VF e = Exp(hn::Sub(at.Load(scores), shift));
+      const VF e = ExpOrZero(hn::Sub(at.Load(scores), shift));
       at.Store(e, scores);
       total = hn::Add(total, at.Keep(e, hn::Zero(df)));
     });
-    const float factor = hn::GetLane(Exp(hn::Sub(hn::Set(df, old_max), shift)));
+    const float factor =
+        hn::GetLane(ExpOrZero(hn::Sub(hn::Set(df, old_max), shift)));
     sum = sum * factor + Sum(total);
-    ScaleRows(out, 1, width, width, &factor);
+    ScaleSpan(out, d, factor, out);
     row = HeadRow<T>(args.v, b, key, kv_head, d);
     for (int64_t j = 0; j < keys; ++j) {
       PrefetchRow(row + kRowsAhead * args.v.token_stride, d);
@@ -249,168 +214,231 @@ void ForwardOneQuery(const AttentionForwardArgs& args,
   }
 }
 
-// The forward pass's state of one query tile; see ForwardScratch.
-struct QueryState {
-  float* transposed;  // [D, kQueryTile], scaled
-  float* out;         // [kQueryTile, ld]
-  float* max;         // [kQueryTile]
-  float* sum;         // [kQueryTile]
-  int32_t* starts;    // [kQueryTile] the first key each query sees
+// The memory of a forward task. Without a base, it only counts.
+template <class Tiles>
+struct ForwardMemory {
+  // Of one tile of queries.
+  struct State {
+    typename Tiles::template Queries<kColumnForm> queries;
+    float* out;       // [D, kQueryTile]
+    float* max;       // [kQueryTile]
+    float* sum;       // [kQueryTile]
+    int32_t* starts;  // [kQueryTile] the first key each query sees
+
+    State(Bump& bump, int64_t d)
+        : queries(bump, d),
+          out(bump.Take<float>(Tiles::Width(d) * kQueryTile)),
+          max(bump.Take<float>(kQueryTile)),
+          sum(bump.Take<float>(kQueryTile)),
+          starts(bump.Take<int32_t>(kQueryTile)) {}
+  };
+
+  typename Tiles::template Keys<kRowForm> keys;
+  typename Tiles::template Keys<kColumnForm> values;
+  typename Tiles::template Weights<kColumnForm> weights;
+  float* alpha;  // [kQueryTile]
+  float* rows;   // [kQueryTile, PanelLd(d)]
+  Bump states;
+
+  ForwardMemory(Bump& bump, int64_t d, int64_t num_queries)
+      : keys(bump, kKeyTile, d),
+        values(bump, kKeyTile, d),
+        weights(bump),
+        alpha(bump.Take<float>(kQueryTile)),
+        rows(bump.Take<float>(kQueryTile * PanelLd(d))),
+        states(bump) {
+    for (int64_t q = 0; q < num_queries; q += kQueryTile) State(bump, d);
+  }
 };
 
+// Writes the rows of panel^T, [D, kQueryTile], to a head. `rows`: scratch.
 template <class T>
+HWY_INLINE void StoreTransposed(const float* panel, int64_t num, int64_t d,
+                                float factor, float* rows,
+                                const MutableHeadsRef& to, int64_t b, int64_t h,
+                                int64_t t) {
+  const int64_t ld = PanelLd(d);
+  Transpose(panel, d, num, kQueryTile, rows, ld);
+  for (int64_t i = 0; i < num; ++i) {
+    ScaleSpan(rows + i * ld, d, factor, HeadRow<T>(to, b, t + i, h, d));
+  }
+}
+
+template <class Tiles>
 void ForwardTask(const AttentionForwardArgs& args,
                  const AttentionForwardTask& task, float* scratch) {
+  using T = typename Tiles::Type;
   const AttentionShape& shape = args.shape;
-  if (shape.q_len == 1) return ForwardOneQuery<T>(args, task, scratch);
   const int64_t d = shape.head_dim;
-  const int64_t ld = PanelLd(d);
-  const int64_t width = WholeVectors(d);
   const int64_t b = task.batch;
   const int64_t kv_head = task.head / (shape.num_heads / shape.num_kv_heads);
   const int64_t offset = shape.kv_len - shape.q_len;  // position of query 0
-
-  float* const keys = scratch;
-  float* const values = keys + kKeyTile * ld;
-  float* const scores = values + kKeyTile * ld;
-  float* const alpha = scores + kKeyTile * kQueryTile;
-  float* const states = alpha + kQueryTile;
-  const int64_t state_floats =
-      width * kQueryTile + kQueryTile * ld + 3 * kQueryTile;
-  const auto state = [&](int64_t q) {
-    float* p = states + (q - task.q_begin) / kQueryTile * state_floats;
-    QueryState s;
-    s.out = p;
-    s.transposed = p + kQueryTile * ld;
-    s.max = s.transposed + width * kQueryTile;
-    s.sum = s.max + kQueryTile;
-    s.starts = reinterpret_cast<int32_t*>(s.sum + kQueryTile);
-    return s;
+  const Tiles tiles;
+  Bump bump(scratch);
+  ForwardMemory<Tiles> memory(bump, d, task.q_end - task.q_begin);
+  const auto& weights = memory.weights;
+  // Calls fn(first query, number, state) for all tiles of queries.
+  const auto for_each_tile = [&](const auto& fn) {
+    Bump states = memory.states;
+    for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
+      typename ForwardMemory<Tiles>::State state(states, d);
+      fn(q, std::min(kQueryTile, task.q_end - q), state);
+    }
   };
   // If sequences begin within a tile, a query's first keys may be beyond the
   // first tile: its sums begin at 0.
   const bool packed = args.packed.positions != nullptr;
   const int64_t first_key = FirstKeyTile(args, b, task.q_begin);
 
-  for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
-    const int64_t rows = std::min(kQueryTile, task.q_end - q);
-    const QueryState s = state(q);
-    ToPanel<T>(args.q, b, task.head, q, rows, d, shape.scale, s.out, ld);
-    Transpose(s.out, rows, d, ld, s.transposed);
+  for_each_tile([&](int64_t q, int64_t rows, auto& s) {
+    s.queries.Load(Rows{args.q, b, task.head, q, rows, d}, shape.scale);
     FirstKeys(args, b, q, rows, s.starts);
-    if (packed) std::fill(s.out, s.out + rows * ld, 0.0f);
+    if (packed) std::fill(s.out, s.out + d * kQueryTile, 0.0f);
     std::fill(s.max, s.max + kQueryTile,
               -std::numeric_limits<float>::infinity());
     std::fill(s.sum, s.sum + kQueryTile, 0.0f);
-  }
+  });
 
   const int64_t num_keys = offset + task.q_end;  // visible to the last query
   for (int64_t key = first_key; key < num_keys; key += kKeyTile) {
     const int64_t tile_keys = std::min(kKeyTile, num_keys - key);
     const bool adds = packed || key > 0;
-    ToPanel<T>(args.k, b, kv_head, key, tile_keys, d, 1.0f, keys, ld);
-    ToPanel<T>(args.v, b, kv_head, key, tile_keys, d, 1.0f, values, ld);
-    for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
-      const int64_t rows = std::min(kQueryTile, task.q_end - q);
+    memory.keys.Load(Rows{args.k, b, kv_head, key, tile_keys, d});
+    memory.values.Load(Rows{args.v, b, kv_head, key, tile_keys, d});
+    for_each_tile([&](int64_t q, int64_t rows, auto& s) {
       const int64_t position = offset + q;
-      const QueryState s = state(q);
-      const int64_t group = GroupSize(rows, position, key, tile_keys, s.starts);
+      const int64_t group =
+          GroupSize<Tiles>(rows, position, key, tile_keys, s.starts);
       for (int64_t i = 0; i < rows; i += group) {
         const int64_t n = std::min(group, rows - i);
-        // Keys beyond the group's last query, and before the first that any
-        // of it sees, are not touched at all.
-        const int64_t end = std::min(tile_keys, position + i + n - key);
-        const int64_t begin = std::max<int64_t>(0, s.starts[i] - key);
-        if (end <= begin) continue;
-        TileProduct(end - begin, WholeVectors(n), d, {keys + begin * ld, ld, 1},
-                    s.transposed + i, kQueryTile, scores + i, kQueryTile,
-                    false);
-        SoftmaxStep(scores + i, end - begin, n, key + begin, position + i,
-                    s.starts + i, s.max + i, s.sum + i, alpha + i);
-        if (adds) ScaleRows(s.out + i * ld, n, width, ld, alpha + i);
-        TileProduct(n, width, end - begin, {scores + i, 1, kQueryTile},
-                    values + begin * ld, ld, s.out + i * ld, ld, adds);
+        const KeyRange range = KeysOf<Tiles>(
+            s.starts[i] - key, std::min(tile_keys, position + i + n - key));
+        const int64_t num = range.end - range.begin;
+        if (num <= 0) continue;
+        const int64_t columns = RoundUp(n, Tiles::kColumns);
+        tiles.Product(num, columns, d, memory.keys.rows(range.begin),
+                      s.queries.columns(i), weights.scores(range.begin, i),
+                      kQueryTile, false);
+        SoftmaxStep<Tiles>(weights, shape.scale, key, range.begin, num, i, n,
+                           position + i, s.starts + i, s.max + i, s.sum + i,
+                           memory.alpha + i);
+        if (adds) ScaleColumns(s.out + i, d, columns, memory.alpha + i);
+        tiles.Product(d, columns, num, memory.values.columns(range.begin),
+                      weights.columns(range.begin, i), s.out + i, kQueryTile,
+                      adds);
       }
-    }
+    });
   }
 
-  for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
-    const int64_t rows = std::min(kQueryTile, task.q_end - q);
-    const QueryState s = state(q);
+  for_each_tile([&](int64_t q, int64_t rows, auto& s) {
+    float* const inverse = memory.alpha;
     for (int64_t i = 0; i < rows; ++i) {
-      ScaleSpan(s.out + i * ld, d, 1.0f / s.sum[i],
-                HeadRow<T>(args.out, b, q + i, task.head, d));
+      inverse[i] = 1.0f / s.sum[i];
       if (args.lse != nullptr) {
         args.lse[(b * shape.num_heads + task.head) * shape.q_len + q + i] =
             s.max[i] + std::log(s.sum[i]);
       }
     }
-  }
+    ScaleColumns(s.out, d, rows, inverse);
+    StoreTransposed<T>(s.out, rows, d, 1, memory.rows, args.out, b, task.head,
+                       q);
+  });
 }
 
-// Turns scores into p = e^(s - lse) and dp into ds = p (dp - delta); both are
-// 0 where the query does not see the key.
-HWY_INLINE void SoftmaxBackward(float* scores, float* dp, int64_t keys,
-                                int64_t queries, int64_t key, int64_t position,
+// Turns the scores of n queries into p = e^(s - lse), and dp into ds = p (dp -
+// delta); both are 0 where the query does not see the key. Arguments as in
+// SoftmaxStep.
+template <class Tiles, class P, class DS>
+HWY_INLINE void SoftmaxBackward(const P& ps, const DS& dss, float scale,
+                                int64_t tile, int64_t at, int64_t keys,
+                                int64_t i0, int64_t n, int64_t position,
                                 const int32_t* starts, const float* lse,
                                 const float* delta) {
-  for (int64_t i = 0; i < queries; i += NumLanes()) {
+  const VF factor = hn::Set(df, scale);
+  const int64_t key = tile + at;
+  for (int64_t i = 0; i < RoundUp(n, Tiles::kColumns); i += NumLanes()) {
     const VF l = Load(lse + i);
     const VF dl = Load(delta + i);
-    const FullKeys full = SeenByAll(
-        key, keys, position + i, std::min(NumLanes(), queries - i), starts + i);
-    for (int64_t j = 0; j < keys; ++j) {
-      float* s = scores + j * kQueryTile + i;
-      float* g = dp + j * kQueryTile + i;
-      VF p = Exp(hn::Sub(Load(s), l));
-      if (j < full.begin || j >= full.end) {
-        p = hn::IfThenElseZero(Visible(key + j, position + i, starts + i), p);
+    const FullKeys full =
+        SeenByAll(key, keys, position + i, LanesAt(i, n), starts + i);
+    for (int64_t j = 0; j < keys; j += Tiles::kRowsAtOnce) {
+      VF p[Tiles::kRowsAtOnce], ds[Tiles::kRowsAtOnce];
+#pragma GCC unroll 2
+      for (int r = 0; r < Tiles::kRowsAtOnce; ++r) {
+        VF s = Load(ps.scores(at + j + r, i0 + i));
+        if (!Tiles::kScalesQueries) s = hn::Mul(s, factor);
+        p[r] = ExpOrZero(hn::Sub(s, l));
+        if (j + r < full.begin || j + r >= full.end) {
+          p[r] = hn::IfThenElseZero(
+              Visible(key + j + r, position + i, starts + i), p[r]);
+        }
+        ds[r] =
+            hn::Mul(p[r], hn::Sub(Load(dss.scores(at + j + r, i0 + i)), dl));
       }
-      Store(p, s);
-      Store(hn::Mul(p, hn::Sub(Load(g), dl)), g);
+      ps.Put(at + j, i0 + i, p);
+      dss.Put(at + j, i0 + i, ds);
     }
   }
 }
 
-template <class T>
+// The memory of a backward task. Without a base, it only counts.
+template <class Tiles>
+struct BackwardMemory {
+  typename Tiles::template Keys<kBothForms> keys;
+  typename Tiles::template Keys<kRowForm> values;
+  typename Tiles::template Queries<kBothForms> queries, douts;
+  typename Tiles::template Weights<kRowForm> weights;
+  typename Tiles::template Weights<kBothForms> dscores;
+  float *dkeys, *dvalues;  // [keys, PanelLd(d)]
+  float* dqueries;         // [D, kQueryTile]
+  float* rows;             // [kQueryTile, PanelLd(d)]
+  float *lse, *delta;      // [kQueryTile]
+  int32_t* starts;         // [kQueryTile]
+
+  BackwardMemory(Bump& bump, int64_t d, int64_t num_keys)
+      : keys(bump, num_keys, d),
+        values(bump, num_keys, d),
+        queries(bump, d),
+        douts(bump, d),
+        weights(bump),
+        dscores(bump),
+        dkeys(bump.Take<float>(PanelFloats(num_keys, d))),
+        dvalues(bump.Take<float>(PanelFloats(num_keys, d))),
+        dqueries(bump.Take<float>(Tiles::Width(d) * kQueryTile)),
+        rows(bump.Take<float>(kQueryTile * PanelLd(d))),
+        lse(bump.Take<float>(kQueryTile)),
+        delta(bump.Take<float>(kQueryTile)),
+        starts(bump.Take<int32_t>(kQueryTile)) {}
+
+  static int64_t PanelFloats(int64_t num_keys, int64_t d) {
+    return RoundUp(num_keys, Tiles::kKeyStep) * PanelLd(d);
+  }
+};
+
+template <class Tiles>
 void BackwardTask(const AttentionBackwardArgs& args,
                   const AttentionBackwardTask& task, float* scratch) {
+  using T = typename Tiles::Type;
   const AttentionShape& shape = args.shape;
   const int64_t d = shape.head_dim;
   const int64_t ld = PanelLd(d);
-  const int64_t width = WholeVectors(d);
   const int64_t b = task.batch;
   const int64_t kv_head =
       task.head_begin / (shape.num_heads / shape.num_kv_heads);
   const int64_t num_keys = task.kv_end - task.kv_begin;
-
-  float* p = scratch;
-  const auto take = [&p](int64_t floats) {
-    float* taken = p;
-    p += (floats + 15) / 16 * 16;
-    return taken;
-  };
-  float* const keys = take(num_keys * ld);
-  float* const values = take(num_keys * ld);
-  float* const dkeys = take(num_keys * ld);
-  float* const dvalues = take(num_keys * ld);
-  float* const queries = take(kQueryTile * ld);
-  float* const douts = take(kQueryTile * ld);
-  float* const dqueries = take(kQueryTile * ld);
-  float* const queries_t = take(width * kQueryTile);
-  float* const douts_t = take(width * kQueryTile);
-  float* const scores = take(kKeyTile * kQueryTile);
-  float* const dscores = take(kKeyTile * kQueryTile);
-  float* const lse = take(kQueryTile);
-  float* const delta = take(kQueryTile);
-  int32_t* const starts = reinterpret_cast<int32_t*>(take(kQueryTile));
   const bool packed = args.packed.positions != nullptr;
+  const Tiles tiles;
+  Bump bump(scratch);
+  BackwardMemory<Tiles> memory(bump, d, num_keys);
+  const auto& [keys, values, queries, douts, weights, dscores, dkeys, dvalues,
+               dqueries, rows_scratch, lse, delta, starts] = memory;
 
-  ToPanel<T>(args.k, b, kv_head, task.kv_begin, num_keys, d, 1.0f, keys, ld);
-  ToPanel<T>(args.v, b, kv_head, task.kv_begin, num_keys, d, 1.0f, values, ld);
+  memory.keys.Load(Rows{args.k, b, kv_head, task.kv_begin, num_keys, d});
+  memory.values.Load(Rows{args.v, b, kv_head, task.kv_begin, num_keys, d});
   if (task.write_dkv) {
-    std::fill(dkeys, dkeys + num_keys * ld, 0.0f);
-    std::fill(dvalues, dvalues + num_keys * ld, 0.0f);
+    const int64_t floats = memory.PanelFloats(num_keys, d);
+    std::fill(dkeys, dkeys + floats, 0.0f);
+    std::fill(dvalues, dvalues + floats, 0.0f);
   }
 
   for (int64_t h = task.head_begin; h < task.head_end; ++h) {
@@ -421,60 +449,53 @@ void BackwardTask(const AttentionBackwardArgs& args,
       FirstKeys(args, b, q, rows, starts);
       if (starts[0] >= task.kv_end) break;  // the keys' sequences are over
       if (packed && task.write_dq) {
-        std::fill(dqueries, dqueries + rows * ld, 0.0f);
+        std::fill(dqueries, dqueries + d * kQueryTile, 0.0f);
       }
-      ToPanel<T>(args.q, b, h, q, rows, d, shape.scale, queries, ld);
-      ToPanel<T>(args.dout, b, h, q, rows, d, 1.0f, douts, ld);
-      Transpose(queries, rows, d, ld, queries_t);
-      Transpose(douts, rows, d, ld, douts_t);
+      memory.queries.Load(Rows{args.q, b, h, q, rows, d}, shape.scale);
+      memory.douts.Load(Rows{args.dout, b, h, q, rows, d}, 1);
       // Lanes beyond the last query get p = e^(0 - inf) = 0.
       std::fill(lse, lse + kQueryTile, std::numeric_limits<float>::infinity());
       std::fill(delta, delta + kQueryTile, 0.0f);
       const float* const tile_lse =
           args.lse + (b * shape.num_heads + h) * shape.q_len + q;
       std::copy(tile_lse, tile_lse + rows, lse);
-      const T* out_row = HeadRow<T>(args.out, b, q, h, d);
-      for (int64_t i = 0; i < rows; ++i) {
-        if (i + kRowsAhead < rows) {
-          PrefetchRow(out_row + kRowsAhead * args.out.token_stride, d);
-        }
-        delta[i] = Dot(douts + i * ld, out_row, d);
-        out_row += args.out.token_stride;
-      }
+      const T* dout_row = HeadRow<T>(args.dout, b, q, h, d);
+      ForEachRow<T>(Rows{args.out, b, h, q, rows, d},
+                    [&](int64_t i, const T* out_row) ZERO_CPU_BODY {
+                      delta[i] = Dot(dout_row, out_row, d);
+                      dout_row += args.dout.token_stride;
+                    });
       for (int64_t key = task.kv_begin; key < task.kv_end; key += kKeyTile) {
         const int64_t tile_keys =
             std::min({kKeyTile, task.kv_end - key, q + rows - key});
         if (tile_keys <= 0) break;
         if (key + tile_keys <= starts[0]) continue;
-        const int64_t at = (key - task.kv_begin) * ld;
-        const int64_t group = GroupSize(rows, q, key, tile_keys, starts);
+        const int64_t at = key - task.kv_begin;
+        const int64_t group = GroupSize<Tiles>(rows, q, key, tile_keys, starts);
         for (int64_t i = 0; i < rows; i += group) {
           const int64_t n = std::min(group, rows - i);
-          const int64_t end = std::min(tile_keys, q + i + n - key);
-          const int64_t begin = std::clamp<int64_t>(starts[i] - key, 0,
-                                                    std::max<int64_t>(0, end));
+          const int64_t last = std::min(tile_keys, q + i + n - key);
+          const KeyRange range =
+              KeysOf<Tiles>(std::min(starts[i] - key, last), last);
           // Keys before the group's first sequence add nothing to dk and dv.
-          for (int64_t j = 0; j < begin; ++j) {
-            for (float* const s : {scores, dscores}) {
-              float* const row = s + j * kQueryTile + i;
-              std::fill(row, row + WholeVectors(n), 0.0f);
-            }
-          }
-          if (end <= begin) continue;
-          const int64_t from = begin * kQueryTile + i;
-          const int64_t panel = at + begin * ld;
-          TileProduct(end - begin, WholeVectors(n), d, {keys + panel, ld, 1},
-                      queries_t + i, kQueryTile, scores + from, kQueryTile,
-                      false);
-          TileProduct(end - begin, WholeVectors(n), d, {values + panel, ld, 1},
-                      douts_t + i, kQueryTile, dscores + from, kQueryTile,
-                      false);
-          SoftmaxBackward(scores + from, dscores + from, end - begin, n,
-                          key + begin, q + i, starts + i, lse + i, delta + i);
+          weights.Clear(range.begin, i, n);
+          dscores.Clear(range.begin, i, n);
+          const int64_t num = range.end - range.begin;
+          if (num <= 0) continue;
+          const int64_t columns = RoundUp(n, Tiles::kColumns);
+          tiles.Product(num, columns, d, keys.rows(at + range.begin),
+                        queries.columns(i), weights.scores(range.begin, i),
+                        kQueryTile, false);
+          tiles.Product(num, columns, d, values.rows(at + range.begin),
+                        douts.columns(i), dscores.scores(range.begin, i),
+                        kQueryTile, false);
+          SoftmaxBackward<Tiles>(weights, dscores, shape.scale, key,
+                                 range.begin, num, i, n, q + i, starts + i,
+                                 lse + i, delta + i);
           if (task.write_dq) {
-            TileProduct(n, width, end - begin, {dscores + from, 1, kQueryTile},
-                        keys + panel, ld, dqueries + i * ld, ld,
-                        packed || key > task.kv_begin);
+            tiles.Product(d, columns, num, keys.columns(at + range.begin),
+                          dscores.columns(range.begin, i), dqueries + i,
+                          kQueryTile, packed || key > task.kv_begin);
           }
         }
         if (!task.write_dkv) continue;
@@ -482,42 +503,75 @@ void BackwardTask(const AttentionBackwardArgs& args,
         // one group of queries fewer. Tiles begin at multiples of groups.
         const int64_t full = std::clamp<int64_t>(q - key, 0, tile_keys);
         for (int64_t j = 0, i = 0; j < tile_keys;) {
-          const int64_t m =
-              j == 0 && full > 0 ? full : std::min(kQueryGroup, tile_keys - j);
-          const int64_t from = j * kQueryTile + i;
-          TileProduct(m, width, rows - i, {scores + from, kQueryTile, 1},
-                      douts + i * ld, ld, dvalues + at + j * ld, ld, true);
-          TileProduct(m, width, rows - i, {dscores + from, kQueryTile, 1},
-                      queries + i * ld, ld, dkeys + at + j * ld, ld, true);
+          const int64_t m = j == 0 && full > 0
+                                ? full
+                                : std::min(Tiles::kGroup, tile_keys - j);
+          const int64_t panel = (at + j) * ld;
+          tiles.Product(m, d, rows - i, weights.rows(j, i), douts.rows(i),
+                        dvalues + panel, ld, true);
+          tiles.Product(m, d, rows - i, dscores.rows(j, i), queries.rows(i),
+                        dkeys + panel, ld, true);
           j += m;
           i = j - full;
         }
       }
       if (!task.write_dq) continue;
-      for (int64_t i = 0; i < rows; ++i) {
-        ScaleSpan(dqueries + i * ld, d, shape.scale,
-                  HeadRow<T>(args.dq, b, q + i, h, d));
-      }
+      StoreTransposed<T>(dqueries, rows, d, shape.scale, rows_scratch, args.dq,
+                         b, h, q);
     }
   }
 
   if (!task.write_dkv) return;
   for (int64_t j = 0; j < num_keys; ++j) {
     const int64_t t = task.kv_begin + j;
-    ScaleSpan(dkeys + j * ld, d, 1.0f, HeadRow<T>(args.dk, b, t, kv_head, d));
+    ScaleSpan(dkeys + j * ld, d, Tiles::kScalesQueries ? 1.0f : shape.scale,
+              HeadRow<T>(args.dk, b, t, kv_head, d));
     ScaleSpan(dvalues + j * ld, d, 1.0f, HeadRow<T>(args.dv, b, t, kv_head, d));
   }
 }
 
+// Calls fn.operator()<Tiles>().
+template <class Fn>
+HWY_INLINE void WithTiles(const AttentionShape& shape, bool pairs,
+                          const Fn& fn) {
+  if (pairs) return fn.template operator()<PairTiles>();
+  ZERO_CPU_WITH_FLOAT_TYPE(shape.dtype, T,
+                           fn.template operator()<Fp32Tiles<T>>());
+}
+
 void RunForwardTask(const AttentionForwardArgs& args,
-                    const AttentionForwardTask& task, float* scratch) {
-  ZERO_CPU_WITH_FLOAT_TYPE(args.shape.dtype, T,
-                           ForwardTask<T>(args, task, scratch));
+                    const AttentionForwardTask& task, bool pairs,
+                    float* scratch) {
+  if (args.shape.q_len == 1) {
+    ZERO_CPU_WITH_FLOAT_TYPE(args.shape.dtype, T,
+                             ForwardOneQuery<T>(args, task, scratch));
+    return;
+  }
+  WithTiles(args.shape, pairs,
+            [&]<class Tiles>() { ForwardTask<Tiles>(args, task, scratch); });
 }
 void RunBackwardTask(const AttentionBackwardArgs& args,
-                     const AttentionBackwardTask& task, float* scratch) {
-  ZERO_CPU_WITH_FLOAT_TYPE(args.shape.dtype, T,
-                           BackwardTask<T>(args, task, scratch));
+                     const AttentionBackwardTask& task, bool pairs,
+                     float* scratch) {
+  WithTiles(args.shape, pairs,
+            [&]<class Tiles>() { BackwardTask<Tiles>(args, task, scratch); });
+}
+
+int64_t ForwardFloats(const AttentionShape& shape, int64_t num_queries,
+                      bool pairs) {
+  Bump bump(nullptr);
+  WithTiles(shape, pairs, [&]<class Tiles>() {
+    ForwardMemory<Tiles>(bump, shape.head_dim, num_queries);
+  });
+  return bump.floats();
+}
+int64_t BackwardFloats(const AttentionShape& shape, int64_t num_keys,
+                       bool pairs) {
+  Bump bump(nullptr);
+  WithTiles(shape, pairs, [&]<class Tiles>() {
+    BackwardMemory<Tiles>(bump, shape.head_dim, num_keys);
+  });
+  return bump.floats();
 }
 
 }  // namespace zero::cpu::HWY_NAMESPACE
@@ -528,29 +582,27 @@ namespace zero::cpu {
 
 HWY_EXPORT(RunForwardTask);
 HWY_EXPORT(RunBackwardTask);
+HWY_EXPORT(ForwardFloats);
+HWY_EXPORT(BackwardFloats);
 
 void RunForwardTask(const AttentionForwardArgs& args,
-                    const AttentionForwardTask& task, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(RunForwardTask)(args, task, scratch);
+                    const AttentionForwardTask& task, bool pairs,
+                    float* scratch) {
+  HWY_DYNAMIC_DISPATCH(RunForwardTask)(args, task, pairs, scratch);
 }
 void RunBackwardTask(const AttentionBackwardArgs& args,
-                     const AttentionBackwardTask& task, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(RunBackwardTask)(args, task, scratch);
+                     const AttentionBackwardTask& task, bool pairs,
+                     float* scratch) {
+  HWY_DYNAMIC_DISPATCH(RunBackwardTask)(args, task, pairs, scratch);
 }
 
-int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries) {
-  const int64_t ld = PanelLd(shape.head_dim);
-  const int64_t width = (shape.head_dim + 15) / 16 * 16;
-  const int64_t tiles = (num_queries + kQueryTile - 1) / kQueryTile;
-  return 2 * kKeyTile * ld + kKeyTile * kQueryTile + kQueryTile +
-         tiles * (width * kQueryTile + kQueryTile * ld + 3 * kQueryTile);
+int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries,
+                       bool pairs) {
+  return HWY_DYNAMIC_DISPATCH(ForwardFloats)(shape, num_queries, pairs);
 }
-
-int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys) {
-  const int64_t ld = PanelLd(shape.head_dim);
-  const int64_t width = (shape.head_dim + 15) / 16 * 16;
-  return 4 * num_keys * ld + 3 * kQueryTile * ld + 2 * width * kQueryTile +
-         2 * kKeyTile * kQueryTile + 3 * kQueryTile;
+int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys,
+                        bool pairs) {
+  return HWY_DYNAMIC_DISPATCH(BackwardFloats)(shape, num_keys, pairs);
 }
 
 }  // namespace zero::cpu

@@ -18,15 +18,17 @@ HWY_INLINE VF Clamp(VF v, float lo, float hi) {
   return hn::Min(hn::Set(df, hi), hn::Max(hn::Set(df, lo), v));
 }
 
-// e^x to about 1 ulp for x <= 88; 0 below -104, infinity above 89. Results
-// below the normal range are rounded into it gradually. NaN stays NaN.
-HWY_INLINE VF Exp(VF x) {
-  const VF clamped = Clamp(x, -105.0f, 90.0f);
+// e^x = mantissa * 2^exponent, mantissa in [0.7, 1.42], for |x| <= 105.
+struct SplitExp {
+  VF mantissa;
+  VI exponent;
+};
+HWY_INLINE SplitExp ExpParts(VF x) {
   // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
   const VF magic = hn::Set(df, 12582912.0f);
-  const VF shifted = Fma(clamped, hn::Set(df, 1.44269504f), magic);
+  const VF shifted = Fma(x, hn::Set(df, 1.44269504f), magic);
   const VF n = hn::Sub(shifted, magic);
-  VF r = NegFma(n, hn::Set(df, 0.693145752f), clamped);
+  VF r = NegFma(n, hn::Set(df, 0.693145752f), x);
   r = NegFma(n, hn::Set(df, 1.42860677e-6f), r);
   VF p = hn::Set(df, 0.001392692661f);
   p = Fma(p, r, hn::Set(df, 0.008363773874f));
@@ -34,15 +36,34 @@ HWY_INLINE VF Exp(VF x) {
   p = Fma(p, r, hn::Set(df, 0.1666657338f));
   p = Fma(p, r, hn::Set(df, 0.5f));
   p = Fma(hn::Mul(r, r), p, hn::Add(r, hn::Set(df, 1.0f)));
+  return {p, hn::ConvertTo(di, n)};
+}
+
+// 2^n within the normal range.
+HWY_INLINE VF PowerOfTwo(VI n) {
+  return hn::BitCast(df, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
+}
+
+// e^x to about 1 ulp for x <= 88; 0 below -104, infinity above 89. Results
+// below the normal range are rounded into it gradually. NaN stays NaN.
+HWY_INLINE VF Exp(VF x) {
+  const SplitExp e = ExpParts(Clamp(x, -105.0f, 90.0f));
   // 2^n as a product of two, so that neither factor leaves the normal range.
-  const auto exponent = hn::ConvertTo(di, n);
-  const auto half = hn::ShiftRight<1>(exponent);
-  const auto bias = hn::Set(di, 127);
-  const VF scale1 = hn::BitCast(df, hn::ShiftLeft<23>(hn::Add(half, bias)));
-  const VF scale2 = hn::BitCast(
-      df, hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias)));
-  const VF result = hn::Mul(hn::Mul(p, scale1), scale2);
+  const VI half = hn::ShiftRight<1>(e.exponent);
+  const VF result = hn::Mul(hn::Mul(e.mantissa, PowerOfTwo(half)),
+                            PowerOfTwo(hn::Sub(e.exponent, half)));
   return hn::IfThenElse(hn::IsNaN(x), x, result);
+}
+
+// The same for x <= 88, but 0 below -87.3, where results leave the normal
+// range: it costs an x86 some hundred cycles to make a subnormal one, or to
+// underflow to 0, and attention masks scores by -infinity.
+HWY_INLINE VF ExpOrZero(VF x) {
+  const VF least = hn::Set(df, -87.3f);
+  const SplitExp e = ExpParts(hn::Max(least, x));
+  const VF result = hn::Mul(e.mantissa, PowerOfTwo(e.exponent));
+  const VF other = hn::IfThenElseZero(hn::IsNaN(x), x);
+  return hn::IfThenElse(hn::Ge(x, least), result, other);
 }
 
 // 1 / (1 + e^-x) and its complement, each with a small relative error.

@@ -131,12 +131,16 @@ HWY_INLINE VF UnlessNaN(VF v, VU sums) {
   return hn::BitCast(df, hn::IfThenElse(nan, quiet, sums));
 }
 
-// Not AVX-512's own bf16 conversion: it flushes subnormals to zero.
-HWY_INLINE void Store(VF v, BF16* p) {
+// bf16 in the upper half of each lane; the lower half is undefined. Not
+// AVX-512's own conversion: it flushes subnormals to zero.
+HWY_INLINE VF RoundToUpper16(VF v) {
   const VU bits = hn::BitCast(du, v);
   const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const VU rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);
-  Store(UnlessNaN(v, rounded), reinterpret_cast<Upper16*>(p));
+  return UnlessNaN(v, hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd));
+}
+
+HWY_INLINE void Store(VF v, BF16* p) {
+  Store(RoundToUpper16(v), reinterpret_cast<Upper16*>(p));
 }
 
 HWY_INLINE void Store(VF v, F16* p) {

@@ -20,6 +20,11 @@ struct LeftTile {
   int64_t row;
   int64_t col;
 };
+// Element (p, j) of the right operand is data[p * ld + j].
+struct RightTile {
+  const float* data;
+  int64_t ld;
+};
 
 // Rows of sums that, with two vectors of columns, fill the registers: 12 + 3
 // of AVX2's 16, 24 + 3 of AVX-512's 32.

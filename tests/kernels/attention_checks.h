@@ -39,15 +39,16 @@ inline double ProbabilityError(const AttentionProblem& p) {
          (8 + std::sqrt(p.s.kv_len)) * HalfUlp(DType::kF32);
 }
 
-// cuDNN's part of a 16-bit call: it rounds the probabilities, and in the
-// backward pass their gradients, to the dtype before it multiplies with them;
-// one relative error of each weight, and one more if it scales. 0 if our own
-// kernels run: their sums are in fp32 throughout.
+// What products of 16-bit operands add: the probabilities and, in the backward
+// pass, their gradients are rounded to the dtype before they are multiplied;
+// one relative error of each weight, and one more if it scales. 0 where our own
+// kernels convert: their sums are in fp32 throughout.
 inline double WeightRounding(const Path& path, const AttentionProblem& p) {
   const bool may_be_cudnn = path.name.rfind("cuda", 0) == 0 &&
                             p.dtype != DType::kF32 && p.s.q_len == p.s.kv_len &&
                             p.s.dim % 8 == 0 && p.s.pad % 8 == 0;
-  return may_be_cudnn ? 2 * HalfUlp(p.dtype) : 0;
+  const bool pairs = path.attention_in_bf16 && p.dtype == DType::kBF16;
+  return may_be_cudnn || pairs ? 2 * HalfUlp(p.dtype) : 0;
 }
 
 // A problem and its float64 results, computed once for all paths.

@@ -7,6 +7,7 @@
 #include "hwy/targets.h"
 #include "kernels/cpu/device.h"
 #include "kernels/cpu/matmul.h"
+#include "kernels/cpu/pair_product.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace zero {
@@ -56,7 +57,8 @@ void ForEach(const std::vector<cpu::LowPrecision>& modes,
                                   : native          ? ", native"
                                                     : ", converted");
         SCOPED_TRACE(name);
-        fn({name, device, device.ops(), *stream, native});
+        fn({name, device, device.ops(), *stream, native,
+            native && !cpu::PairIsas().empty()});
       }
     }
   }
@@ -84,7 +86,9 @@ void ForEachMatmulPath(const std::function<void(const Path&)>& fn) {
 void OnPath(const std::function<void(const Path&)>& fn) {
   const std::unique_ptr<Device> device = MakeCpuDevice(1);
   const auto stream = device->MakeStream(StreamRole::kCompute);
-  fn({"best", *device, device->ops(), *stream, false});
+  const bool native = cpu::CpuOps(1).HasNativeBf16();
+  fn({"best", *device, device->ops(), *stream, native,
+      native && !cpu::PairIsas().empty()});
 }
 
 }  // namespace zero

@@ -150,6 +150,8 @@ struct Path {
   Stream& stream;
   // 16-bit products are computed in 16 bits, not converted.
   bool native_products = true;
+  // Attention of bf16 rounds its weights to bf16.
+  bool attention_in_bf16 = false;
 };
 
 // Calls fn for every way this test program has: cpu_paths.cc (SimdTargets x
