@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "engine/config/json_text.h"
 #include "engine/config/keys.h"
 
@@ -205,6 +206,18 @@ std::string Fallback(const KeySpec& key) {
   return needed ? "none, but in a preset" : text;
 }
 
+// The text in lines of at most 80 columns, four of them empty.
+std::string Indented(const std::string& text) {
+  std::string out;
+  size_t columns = 80;  // of the last line
+  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
+    const bool fits = columns + 1 + word.size() <= 80;
+    absl::StrAppend(&out, fits ? " " : out.empty() ? "    " : "\n    ", word);
+    columns = (fits ? columns + 1 : 4) + word.size();
+  }
+  return out + "\n";
+}
+
 std::string Cell(const std::string& text) {
   return absl::StrReplaceAll(text, {{"|", "\\|"}});
 }
@@ -229,19 +242,21 @@ std::string PrintSchema() {
 
 absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern) {
   const std::string part = absl::AsciiStrToLower(pattern);
-  std::string out = "| key | value | default | meaning |\n|---|---|---|---|\n";
-  bool found = false;
+  std::string out;
   for (const KeySpec& key : AllKeys()) {
     if (!absl::StrContains(absl::AsciiStrToLower(key.path), part)) continue;
-    found = true;
     std::string doc = key.doc;
     if (key.applies != nullptr) {
       absl::StrAppend(&doc, " Only with ", key.applies_to, ".");
     }
-    absl::StrAppend(&out, "| `", key.path, "` | ", Cell(KindText(key)), " | ",
-                    Cell(Fallback(key)), " | ", Cell(doc), " |\n");
+    const std::string fallback = Fallback(key);
+    absl::StrAppend(
+        &out, key.path, "\n",
+        Indented(absl::StrCat(KindText(key),
+                              fallback.empty() ? "" : "; default ", fallback)),
+        Indented(doc));
   }
-  if (found) return out;
+  if (!out.empty()) return out;
   const std::string near = NearestKey("", part.substr(part.rfind('.') + 1));
   return absl::NotFoundError(absl::StrCat("no key contains ",
                                           JsonQuote(pattern),

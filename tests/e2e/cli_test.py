@@ -1817,7 +1817,7 @@ class CliTest(unittest.TestCase):
                 self.assertIn(words, result.stderr)
         self.assertIn("tokenize", self.ok("help"))
         keys = self.ok("config", "--keys", "keep_last")
-        self.assertEqual(len(keys.split("\n|")), 3, keys)
+        self.assertEqual(len(keys.split("\n    ")), 3, keys)
         self.assertIn('--keys: no key contains "kep_last"; did you mean '
                       '"training.keep_last"?',
                       self.error("config", "--keys", "kep_last"))

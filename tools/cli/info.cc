@@ -54,7 +54,7 @@ absl::Status ShowConfig(const ConfigFlags& flags) {
   } else if (flags.keys.has_value()) {
     const absl::StatusOr<std::string> keys = PrintKeyReference(*flags.keys);
     ZERO_RETURN_IF_ERROR(WithContext("--keys", keys.status()));
-    absl::PrintF("%s\n", *keys);
+    absl::PrintF("%s", *keys);
   } else if (flags.differences) {
     absl::PrintF("%s\n", PrintDifferences());
   } else {
