@@ -1,8 +1,6 @@
-#include <algorithm>
 #include <type_traits>
 
 #include "kernels/cuda/attention_tiles.h"
-#include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/score_tiles.cuh"
 #include "kernels/cuda/workspace.h"
 #include "kernels/sizes.h"
@@ -11,6 +9,62 @@ namespace zero::cuda {
 namespace {
 
 using namespace tiles;
+
+inline constexpr int kWarps = kThreads / kWarpSize;
+
+// The tokens of a head from t on, at most kRows of them and none from `end` on.
+template <int kRows>
+__device__ inline HeadTile TileAt(int b, int h, int t, int64_t end) {
+  return {b, h, t, t + kRows <= end ? kRows : static_cast<int>(end) - t};
+}
+
+// Tile `index` of a grid: the first tile of every head of every row of the
+// batch, then the second, ...
+template <int kRows>
+__device__ inline HeadTile TileOfGrid(unsigned index, int64_t batch,
+                                      int64_t num_heads, int64_t length) {
+  const unsigned heads = static_cast<unsigned>(num_heads);
+  const unsigned all = static_cast<unsigned>(batch) * heads;
+  return TileAt<kRows>(static_cast<int>(index % all / heads),
+                       static_cast<int>(index % heads),
+                       static_cast<int>(index / all) * kRows, length);
+}
+
+// The block's tile of queries; the last tiles see the most keys and go first.
+template <class L>
+__device__ inline HeadTile QueriesOfBlock(const AttentionShape& shape) {
+  return TileOfGrid<L::kRows>(gridDim.x - 1 - blockIdx.x, shape.batch,
+                              shape.num_heads, shape.q_len);
+}
+
+__device__ inline int HeadsOfGroup(const AttentionShape& shape) {
+  return static_cast<int>(shape.num_heads / shape.num_kv_heads);
+}
+
+// The index in [B, H, q_len] of a tile's first query.
+__device__ inline int64_t FirstIndex(const HeadTile& queries,
+                                     const AttentionShape& shape) {
+  return (queries.b * shape.num_heads + queries.h) * shape.q_len + queries.t;
+}
+
+// The first key that query t of row b sees; no query after it sees an earlier
+// one.
+template <class Args>
+__device__ inline int FirstKey(const Args& args, int b, int t) {
+  if (args.packed.positions == nullptr) return 0;
+  return t - args.packed.positions[b * args.shape.q_len + t];
+}
+
+// first_keys[i] = FirstKey of the tile's query i, 0 beyond the last; by the
+// block's first threads.
+template <class Args, int kRows>
+__device__ inline void LoadFirstKeys(const Args& args, const HeadTile& queries,
+                                     int (&first_keys)[kRows]) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= kRows) return;
+  first_keys[i] =
+      i < queries.rows ? FirstKey(args, queries.b, queries.t + i) : 0;
+}
 
 // ---- Forward --------------------------------------------------------------
 
@@ -21,18 +75,13 @@ struct Softmax {
   float sum = 0;
 };
 
-// Turns one row of scores into e^(score - max), hidden ones into 0: all but
-// the columns `begin` to `end`, counted from this thread's first. Returns the
-// factor of all that was summed before.
+// Turns one row of scores into e^(score - max). Returns the factor of all that
+// was summed before.
 template <int kPer>
-__device__ inline float SoftmaxStep(float (&s)[kPer], int begin, int end,
-                                    Softmax& row) {
+__device__ inline float SoftmaxStep(float (&s)[kPer], Softmax& row) {
   float largest = row.max;
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) {
-    if (j * kSide < begin || j * kSide > end) s[j] = -INFINITY;
-    largest = fmaxf(largest, s[j]);
-  }
+  for (int j = 0; j < kPer; ++j) largest = fmaxf(largest, s[j]);
   largest = WarpReduce<Larger, kSide>(largest);
   // A row that has seen no key yet keeps sums of 0: e^(-inf - 0).
   const float shift = largest == -INFINITY ? 0.0f : largest;
@@ -49,106 +98,70 @@ __device__ inline float SoftmaxStep(float (&s)[kPer], int begin, int end,
 }
 
 template <class L>
-__device__ inline void ScaleRow(float factor, float4 (&sums)[L::kFours]) {
-#pragma unroll
-  for (int f = 0; f < L::kFours; ++f) {
-    sums[f].x *= factor;
-    sums[f].y *= factor;
-    sums[f].z *= factor;
-    sums[f].w *= factor;
-  }
-}
-
-struct QueryTile {
-  int64_t b, h, kv_head;
-  int64_t q;  // the first query
-  int rows;
+struct ForwardShared {
+  L queries;
+  L keys;  // and then their values
+  typename L::AllScores scores;
+  int first_keys[L::kRows];
 };
 
-// One block for each tile of queries of each head; the last tiles see the most
-// keys and go first.
+// A block is a tile of queries of one head.
 template <class L>
-__device__ inline QueryTile QueriesOfBlock(const AttentionShape& shape) {
-  const unsigned heads = static_cast<unsigned>(shape.batch * shape.num_heads);
-  QueryTile tile;
-  tile.b = blockIdx.x % heads / shape.num_heads;
-  tile.h = blockIdx.x % heads % shape.num_heads;
-  tile.kv_head = tile.h / (shape.num_heads / shape.num_kv_heads);
-  tile.q =
-      ((gridDim.x - 1 - blockIdx.x) / heads) * static_cast<int64_t>(L::kRows);
-  tile.rows = static_cast<int>(
-      tile.q + L::kRows <= shape.q_len ? L::kRows : shape.q_len - tile.q);
-  return tile;
-}
-
-// A block is a QueryTile. Keys and then values pass through one tile.
-template <class T, class L>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    ForwardKernel(AttentionForwardArgs args, bool chunked) {
-  DYNAMIC_SHARED(float, shared);
-  float* const queries = shared;
-  float* const keys = queries + L::kFloats;
-  float* const scores = keys + L::kFloats;
-  SHARED_ARRAY(int, starts, L::kRows);
+    ForwardKernel(AttentionForwardArgs args, RowFormat format) {
+  DYNAMIC_SHARED(ForwardShared<L>, shared);
   const AttentionShape& shape = args.shape;
-  const int dim = static_cast<int>(shape.head_dim);
-  const auto [b, h, kv_head, q, rows] = QueriesOfBlock<L>(shape);
-  // The position of this thread's first query.
-  const int first_row = ThreadRow() * L::kPer;
-  const int64_t position = shape.kv_len - shape.q_len + q + first_row;
-  const int64_t num_keys = shape.kv_len - shape.q_len + q + rows;
+  const HeadTile queries = QueriesOfBlock<L>(shape);
+  // The key of the tile's first query itself, the last that it sees.
+  const int own_key = static_cast<int>(shape.kv_len - shape.q_len) + queries.t;
+  const int num_keys = own_key + queries.rows;
 
   Softmax softmax[L::kPer];
-  Sums<L> sums;
-  Clear<L>(sums);
-  LoadTile<L>(HeadRow<T>(args.q, b, q, h, dim), args.q.token_stride, rows, dim,
-              chunked, shape.scale, queries);
-  LoadStarts<L>(args, b, q, rows, starts);
-  for (int64_t key = FirstKey(args, b, q); key < num_keys; key += L::kRows) {
-    const int n = static_cast<int>(key + L::kRows <= num_keys ? L::kRows
-                                                              : num_keys - key);
+  typename L::Sums sums = {};
+  LoadTile(args.q, queries, format, shared->queries, shape.scale);
+  LoadFirstKeys(args, queries, shared->first_keys);
+  for (int key = FirstKey(args, queries.b, queries.t); key < num_keys;
+       key += L::kRows) {
+    const HeadTile keys = TileAt<L::kRows>(
+        queries.b, queries.h / HeadsOfGroup(shape), key, num_keys);
     __syncthreads();  // the values before are read
-    LoadTile<L>(HeadRow<T>(args.k, b, key, kv_head, dim), args.k.token_stride,
-                n, dim, chunked, 1.0f, keys);
+    LoadTile(args.k, keys, format, shared->keys);
     __syncthreads();
-    float s[L::kPer][L::kPer];
-    Scores<L>(queries, keys, dim, s);
-    const int64_t first_key = key + ThreadColumn();
+    typename L::Scores s = {};
+    AddScores(shared->queries, shared->keys, format.dim, s);
+    ForEachScore<L>([&](int i, int j, int row, int column) {
+      const int at = key + column;
+      const bool visible = shared->first_keys[row] <= at && at <= own_key + row;
+      if (!visible) s[i][j] = -INFINITY;
+    });
 #pragma unroll
     for (int i = 0; i < L::kPer; ++i) {
-      const float factor =
-          SoftmaxStep(s[i], static_cast<int>(starts[first_row + i] - first_key),
-                      static_cast<int>(position + i - first_key), softmax[i]);
-      ScaleRow<L>(factor, sums[i]);
+      Scale(SoftmaxStep(s[i], softmax[i]), sums[i]);
     }
-    PutScores<L>(s, scores);
     __syncthreads();  // the keys are read
-    LoadTile<L>(HeadRow<T>(args.v, b, key, kv_head, dim), args.v.token_stride,
-                n, dim, chunked, 1.0f, keys);
+    LoadTile(args.v, keys, format, shared->keys);
     __syncthreads();
-    AddProduct<L>(scores, keys, n, dim, sums);
+    AddProduct(s, shared->scores, shared->keys, keys.rows, format.dim, sums);
   }
 #pragma unroll
   for (int i = 0; i < L::kPer; ++i) {
     const float sum = WarpReduce<Plus, kSide>(softmax[i].sum);
-    if (first_row + i >= rows) continue;
-    const int64_t t = q + first_row + i;
-    StoreRow<L>(sums[i], 1.0f / sum, dim, chunked,
-                HeadRow<T>(args.out, b, t, h, dim));
-    if (args.lse != nullptr && ThreadColumn() == 0) {
-      args.lse[(b * shape.num_heads + h) * shape.q_len + t] =
-          softmax[i].max + logf(sum);
+    Scale(1.0f / sum, sums[i]);
+    const int row = ThreadRow() * L::kPer + i;
+    if (args.lse != nullptr && row < queries.rows && ThreadColumn() == 0) {
+      args.lse[FirstIndex(queries, shape) + row] = softmax[i].max + logf(sum);
     }
   }
+  StoreTile<L>(sums, args.out, queries, format);
 }
 
 // One query, as in generation: a block for each head, whose warps take four
 // keys at a time in turn and keep a softmax each. Lanes go along the rows of k
-// and v, which are read where they lie, once for each head.
+// and v, which are read where they lie, once for each head. That is bound by
+// the loads in flight: hence four blocks on an SM, and a kernel for each dtype.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     OneQueryKernel(AttentionForwardArgs args) {
-  constexpr int kWarps = kThreads / kWarpSize;
   constexpr int kMaxDim = static_cast<int>(kMaxTiledHeadDim);
   constexpr int kParts = kMaxDim / kWarpSize;  // of a row, for each lane
   constexpr int kKeys = 4;
@@ -159,20 +172,23 @@ __global__ void __launch_bounds__(kThreads)
   const int dim = static_cast<int>(shape.head_dim);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const int64_t b = blockIdx.x / shape.num_heads;
-  const int64_t h = blockIdx.x % shape.num_heads;
-  const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
-  const T* const q = HeadRow<T>(args.q, b, 0, h, dim);
-  const T* const k = HeadRow<T>(args.k, b, 0, kv_head, dim);
-  const T* const v = HeadRow<T>(args.v, b, 0, kv_head, dim);
-
-  float query[kParts], sums[kParts];
+  const HeadTile head =
+      TileOfGrid<1>(blockIdx.x, shape.batch, shape.num_heads, 1);
+  const HeadTile kv_head = {head.b, head.h / HeadsOfGroup(shape), 0, 1};
+  const T* const k = FirstRow<T>(args.k, kv_head, dim);
+  const T* const v = FirstRow<T>(args.v, kv_head, dim);
+  // Calls fn(i, x) for the i-th of this lane's elements of a row.
+  const auto for_each = [&](const T* row, const auto& fn) {
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-    const int d = lane + i * kWarpSize;
-    query[i] = d < dim ? ToFloat(q[d]) * shape.scale : 0.0f;
-    sums[i] = 0;
-  }
+    for (int i = 0; i < kParts; ++i) {
+      const int d = lane + i * kWarpSize;
+      if (d < dim) fn(i, ToFloat(row[d]));
+    }
+  };
+
+  float query[kParts] = {}, sums[kParts] = {};
+  for_each(FirstRow<T>(args.q, head, dim),
+           [&](int i, float x) { query[i] = x * shape.scale; });
   float max = -INFINITY, sum = 0;
   for (int64_t key = warp * kKeys; key < shape.kv_len; key += kWarps * kKeys) {
     float s[kKeys];
@@ -180,12 +196,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kKeys; ++j) {
       const bool inside = key + j < shape.kv_len;
-      const T* const row = k + (key + j) * args.k.token_stride;
       float part = 0;
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const int d = lane + i * kWarpSize;
-        if (inside && d < dim) part = fmaf(query[i], ToFloat(row[d]), part);
+      if (inside) {
+        for_each(k + (key + j) * args.k.token_stride,
+                 [&](int i, float x) { part = fmaf(query[i], x, part); });
       }
       part = WarpReduce<Plus>(part);
       s[j] = inside ? part : -INFINITY;
@@ -199,14 +213,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kKeys; ++j) {
       if (key + j >= shape.kv_len) break;
-      const T* const row = v + (key + j) * args.v.token_stride;
       const float e = expf(s[j] - largest);
       sum += e;
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const int d = lane + i * kWarpSize;
-        if (d < dim) sums[i] = fmaf(e, ToFloat(row[d]), sums[i]);
-      }
+      for_each(v + (key + j) * args.v.token_stride,
+               [&](int i, float x) { sums[i] = fmaf(e, x, sums[i]); });
     }
   }
 
@@ -229,11 +239,9 @@ __global__ void __launch_bounds__(kThreads)
     total = fmaf(warp_sum[w], factor, total);
     out = fmaf(warp_out[w * kMaxDim + d], factor, out);
   }
-  if (d < dim) {
-    HeadRow<T>(args.out, b, 0, h, dim)[d] = FromFloat<T>(out / total);
-  }
+  if (d < dim) FirstRow<T>(args.out, head, dim)[d] = FromFloat<T>(out / total);
   if (args.lse != nullptr && d == 0) {
-    args.lse[b * shape.num_heads + h] = largest + logf(total);
+    args.lse[blockIdx.x] = largest + logf(total);
   }
 }
 
@@ -241,185 +249,147 @@ __global__ void __launch_bounds__(kThreads)
 
 // delta[b, h, t] = dout . out: one warp a row. Reads both once, which is little
 // beside the tiles.
-template <class T>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+__global__ void __launch_bounds__(kThreads, 5)
     DeltaKernel(AttentionBackwardArgs args, float* delta) {
   const AttentionShape& shape = args.shape;
-  const int64_t num_rows = shape.batch * shape.num_heads * shape.q_len;
-  const int64_t row = blockIdx.x * static_cast<int64_t>(kThreads / kWarpSize) +
-                      threadIdx.x / kWarpSize;
+  const HeadTile tile =
+      TileOfGrid<kWarps>(blockIdx.x, shape.batch, shape.num_heads, shape.q_len);
+  const int row = static_cast<int>(threadIdx.x) / kWarpSize;
   float sum = 0;
-  if (row < num_rows) {
-    const int64_t t = row % shape.q_len;
-    const int64_t h = row / shape.q_len % shape.num_heads;
-    const int64_t b = row / shape.q_len / shape.num_heads;
+  if (row < tile.rows) {
+    const HeadTile at = {tile.b, tile.h, tile.t + row, 1};
     const int dim = static_cast<int>(shape.head_dim);
-    const T* const dout = HeadRow<T>(args.dout, b, t, h, dim);
-    const T* const out = HeadRow<T>(args.out, b, t, h, dim);
-    for (int d = threadIdx.x % kWarpSize; d < dim; d += kWarpSize) {
-      sum = fmaf(ToFloat(dout[d]), ToFloat(out[d]), sum);
-    }
+    WithType(shape.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      const T* const dout = FirstRow<T>(args.dout, at, dim);
+      const T* const out = FirstRow<T>(args.out, at, dim);
+      for (int d = threadIdx.x % kWarpSize; d < dim; d += kWarpSize) {
+        sum = fmaf(ToFloat(dout[d]), ToFloat(out[d]), sum);
+      }
+    });
   }
   sum = WarpReduce<Plus>(sum);
-  if (row < num_rows && threadIdx.x % kWarpSize == 0) delta[row] = sum;
+  if (row < tile.rows && threadIdx.x % kWarpSize == 0) {
+    delta[FirstIndex(tile, shape) + row] = sum;
+  }
 }
+
+// The shared memory of the two kernels below. One holds a tile of keys, through
+// which the queries that see it pass, the other one of queries.
+template <class L>
+struct BackwardShared {
+  L keys, values;
+  L queries, douts;
+  typename L::AllScores scores;
+  // Of the queries.
+  int first_keys[L::kRows];
+  float lse[L::kRows];
+  float delta[L::kRows];
+
+  __device__ void LoadKeys(const AttentionBackwardArgs& args,
+                           const HeadTile& at, const RowFormat& format) {
+    LoadTile(args.k, at, format, keys);
+    LoadTile(args.v, at, format, values);
+  }
+
+  // all_deltas: of DeltaKernel.
+  __device__ void LoadQueries(const AttentionBackwardArgs& args,
+                              const float* all_deltas, const HeadTile& at,
+                              const RowFormat& format) {
+    LoadTile(args.q, at, format, queries, args.shape.scale);
+    LoadTile(args.dout, at, format, douts);
+    LoadFirstKeys(args, at, first_keys);
+    const int i = static_cast<int>(threadIdx.x);
+    if (i >= L::kRows) return;
+    const int64_t index = FirstIndex(at, args.shape) + i;
+    // Queries beyond the last get p = e^(0 - inf) = 0.
+    lse[i] = i < at.rows ? args.lse[index] : INFINITY;
+    delta[i] = i < at.rows ? all_deltas[index] : 0.0f;
+  }
+
+  // p = the probabilities and ds = the gradients of this thread's scores, keys
+  // down and queries across, or (kKeysDown false) the reverse. The tiles begin
+  // at the tokens `key` and `query`.
+  template <bool kKeysDown>
+  __device__ void Differentiate(int key, int query, int dim,
+                                typename L::Scores& p,
+                                typename L::Scores& ds) const {
+    AddScores(kKeysDown ? keys : queries, kKeysDown ? queries : keys, dim, p);
+    AddScores(kKeysDown ? values : douts, kKeysDown ? douts : values, dim, ds);
+    ForEachScore<L>([&](int i, int j, int row, int column) {
+      const int at = key + (kKeysDown ? row : column);
+      const int q = kKeysDown ? column : row;
+      const bool visible = first_keys[q] <= at && at <= query + q;
+      p[i][j] = visible ? expf(p[i][j] - lse[q]) : 0.0f;
+      ds[i][j] = p[i][j] * (ds[i][j] - delta[q]);
+    });
+  }
+};
 
 // dk and dv of one tile of keys: one block for each tile of each kv head, which
 // goes through the heads of the group and, for each, through the queries that
 // see the keys, in order: up to the first tile whose sequences begin after
-// them. Scores lie transposed here: keys down.
-template <class T, class L>
+// them.
+template <class L>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     KeyValueKernel(AttentionBackwardArgs args, const float* delta,
-                   bool chunked) {
-  DYNAMIC_SHARED(float, shared);
-  float* const keys = shared;
-  float* const values = keys + L::kFloats;
-  float* const queries = values + L::kFloats;
-  float* const douts = queries + L::kFloats;
-  float* const scores = douts + L::kFloats;
-  float* const tile_lse = scores + L::kScoreFloats;
-  float* const tile_delta = tile_lse + L::kRows;
-  SHARED_ARRAY(int, starts, L::kRows);
+                   RowFormat format) {
+  DYNAMIC_SHARED(BackwardShared<L>, shared);
   const AttentionShape& shape = args.shape;
-  const int dim = static_cast<int>(shape.head_dim);
-  const int64_t length = shape.q_len;
-  const unsigned heads =
-      static_cast<unsigned>(shape.batch * shape.num_kv_heads);
-  const int64_t b = blockIdx.x % heads / shape.num_kv_heads;
-  const int64_t kv_head = blockIdx.x % heads % shape.num_kv_heads;
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
-  const int64_t key = blockIdx.x / heads * static_cast<int64_t>(L::kRows);
-  const int n =
-      static_cast<int>(key + L::kRows <= length ? L::kRows : length - key);
-  const int first_row = ThreadRow() * L::kPer;
+  const int length = static_cast<int>(shape.q_len);
+  const HeadTile keys =
+      TileOfGrid<L::kRows>(blockIdx.x, shape.batch, shape.num_kv_heads, length);
+  const int group = HeadsOfGroup(shape);
 
-  Sums<L> dk, dv;
-  Clear<L>(dk);
-  Clear<L>(dv);
-  LoadTile<L>(HeadRow<T>(args.k, b, key, kv_head, dim), args.k.token_stride, n,
-              dim, chunked, 1.0f, keys);
-  LoadTile<L>(HeadRow<T>(args.v, b, key, kv_head, dim), args.v.token_stride, n,
-              dim, chunked, 1.0f, values);
-  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    for (int64_t q = key; q < length && FirstKey(args, b, q) < key + n;
+  typename L::Sums dk = {}, dv = {};
+  shared->LoadKeys(args, keys, format);
+  for (int h = keys.h * group; h < (keys.h + 1) * group; ++h) {
+    for (int q = keys.t;
+         q < length && FirstKey(args, keys.b, q) < keys.t + keys.rows;
          q += L::kRows) {
-      const int rows =
-          static_cast<int>(q + L::kRows <= length ? L::kRows : length - q);
+      const HeadTile queries = TileAt<L::kRows>(keys.b, h, q, length);
       __syncthreads();  // the tile before is read
-      LoadTile<L>(HeadRow<T>(args.q, b, q, h, dim), args.q.token_stride, rows,
-                  dim, chunked, shape.scale, queries);
-      LoadTile<L>(HeadRow<T>(args.dout, b, q, h, dim), args.dout.token_stride,
-                  rows, dim, chunked, 1.0f, douts);
-      LoadStarts<L>(args, b, q, rows, starts);
-      if (threadIdx.x < L::kRows) {
-        const int i = static_cast<int>(threadIdx.x);
-        const int64_t at = (b * shape.num_heads + h) * length + q + i;
-        // Queries beyond the last get p = e^(0 - inf) = 0.
-        tile_lse[i] = i < rows ? args.lse[at] : INFINITY;
-        tile_delta[i] = i < rows ? delta[at] : 0.0f;
-      }
+      shared->LoadQueries(args, delta, queries, format);
       __syncthreads();
-      float p[L::kPer][L::kPer], ds[L::kPer][L::kPer];
-      Scores<L>(keys, queries, dim, p);
-      Scores<L>(values, douts, dim, ds);
-#pragma unroll
-      for (int i = 0; i < L::kPer; ++i) {
-#pragma unroll
-        for (int j = 0; j < L::kPer; ++j) {
-          const int column = ThreadColumn() + j * kSide;
-          const int64_t at = key + first_row + i;
-          const bool visible = starts[column] <= at && at <= q + column;
-          p[i][j] = visible ? expf(p[i][j] - tile_lse[column]) : 0.0f;
-          ds[i][j] = p[i][j] * (ds[i][j] - tile_delta[column]);
-        }
-      }
-      PutScores<L>(p, scores);
-      __syncwarp();
-      AddProduct<L>(scores, douts, rows, dim, dv);
-      __syncwarp();
-      PutScores<L>(ds, scores);
-      __syncwarp();
-      AddProduct<L>(scores, queries, rows, dim, dk);
+      typename L::Scores p = {}, ds = {};
+      shared->template Differentiate<true>(keys.t, q, format.dim, p, ds);
+      AddProduct(p, shared->scores, shared->douts, queries.rows, format.dim,
+                 dv);
+      AddProduct(ds, shared->scores, shared->queries, queries.rows, format.dim,
+                 dk);
     }
   }
-#pragma unroll
-  for (int i = 0; i < L::kPer; ++i) {
-    if (first_row + i >= n) continue;
-    const int64_t t = key + first_row + i;
-    StoreRow<L>(dk[i], 1.0f, dim, chunked,
-                HeadRow<T>(args.dk, b, t, kv_head, dim));
-    StoreRow<L>(dv[i], 1.0f, dim, chunked,
-                HeadRow<T>(args.dv, b, t, kv_head, dim));
-  }
+  StoreTile<L>(dk, args.dk, keys, format);
+  StoreTile<L>(dv, args.dv, keys, format);
 }
 
 // dq of one tile of queries: one block for each tile of each head, which goes
 // through the keys in order.
-template <class T, class L>
+template <class L>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    QueryKernel(AttentionBackwardArgs args, const float* delta, bool chunked) {
-  DYNAMIC_SHARED(float, shared);
-  float* const keys = shared;
-  float* const values = keys + L::kFloats;
-  float* const queries = values + L::kFloats;
-  float* const douts = queries + L::kFloats;
-  float* const scores = douts + L::kFloats;
-  SHARED_ARRAY(int, starts, L::kRows);
+    QueryKernel(AttentionBackwardArgs args, const float* delta,
+                RowFormat format) {
+  DYNAMIC_SHARED(BackwardShared<L>, shared);
   const AttentionShape& shape = args.shape;
-  const int dim = static_cast<int>(shape.head_dim);
-  const auto [b, h, kv_head, q, rows] = QueriesOfBlock<L>(shape);
-  const int first_row = ThreadRow() * L::kPer;
-  float row_lse[L::kPer], row_delta[L::kPer];
-#pragma unroll
-  for (int i = 0; i < L::kPer; ++i) {
-    const bool inside = first_row + i < rows;
-    const int64_t at =
-        (b * shape.num_heads + h) * shape.q_len + q + first_row + i;
-    row_lse[i] = inside ? args.lse[at] : INFINITY;
-    row_delta[i] = inside ? delta[at] : 0.0f;
-  }
+  const HeadTile queries = QueriesOfBlock<L>(shape);
+  const int num_keys = queries.t + queries.rows;
 
-  Sums<L> dq;
-  Clear<L>(dq);
-  LoadTile<L>(HeadRow<T>(args.q, b, q, h, dim), args.q.token_stride, rows, dim,
-              chunked, shape.scale, queries);
-  LoadTile<L>(HeadRow<T>(args.dout, b, q, h, dim), args.dout.token_stride, rows,
-              dim, chunked, 1.0f, douts);
-  LoadStarts<L>(args, b, q, rows, starts);
-  for (int64_t key = FirstKey(args, b, q); key < q + rows; key += L::kRows) {
-    const int n = static_cast<int>(key + L::kRows <= q + rows ? L::kRows
-                                                              : q + rows - key);
+  typename L::Sums dq = {};
+  shared->LoadQueries(args, delta, queries, format);
+  for (int key = FirstKey(args, queries.b, queries.t); key < num_keys;
+       key += L::kRows) {
+    const HeadTile keys = TileAt<L::kRows>(
+        queries.b, queries.h / HeadsOfGroup(shape), key, num_keys);
     __syncthreads();  // the tile before is read
-    LoadTile<L>(HeadRow<T>(args.k, b, key, kv_head, dim), args.k.token_stride,
-                n, dim, chunked, 1.0f, keys);
-    LoadTile<L>(HeadRow<T>(args.v, b, key, kv_head, dim), args.v.token_stride,
-                n, dim, chunked, 1.0f, values);
+    shared->LoadKeys(args, keys, format);
     __syncthreads();
-    float p[L::kPer][L::kPer], ds[L::kPer][L::kPer];
-    Scores<L>(queries, keys, dim, p);
-    Scores<L>(douts, values, dim, ds);
-#pragma unroll
-    for (int i = 0; i < L::kPer; ++i) {
-#pragma unroll
-      for (int j = 0; j < L::kPer; ++j) {
-        const int64_t at = key + ThreadColumn() + j * kSide;
-        const bool visible =
-            starts[first_row + i] <= at && at <= q + first_row + i;
-        const float e = visible ? expf(p[i][j] - row_lse[i]) : 0.0f;
-        ds[i][j] = e * (ds[i][j] - row_delta[i]);
-      }
-    }
-    PutScores<L>(ds, scores);
-    __syncwarp();
-    AddProduct<L>(scores, keys, n, dim, dq);
+    typename L::Scores p = {}, ds = {};
+    shared->template Differentiate<false>(key, queries.t, format.dim, p, ds);
+    AddProduct(ds, shared->scores, shared->keys, keys.rows, format.dim, dq);
   }
 #pragma unroll
-  for (int i = 0; i < L::kPer; ++i) {
-    if (first_row + i >= rows) continue;
-    StoreRow<L>(dq[i], shape.scale, dim, chunked,
-                HeadRow<T>(args.dq, b, q + first_row + i, h, dim));
-  }
+  for (int i = 0; i < L::kPer; ++i) Scale(shape.scale, dq[i]);
+  StoreTile<L>(dq, args.dq, queries, format);
 }
 
 // ---- Launches -------------------------------------------------------------
@@ -429,28 +399,27 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <class Fn>
 void WithWidth(int64_t head_dim, const Fn& fn) {
   ZERO_CHECK_LE(head_dim, kMaxTiledHeadDim) << "heads are too wide";
-  if (head_dim <= 64) {
-    fn(std::integral_constant<int, 64>());
-  } else if (head_dim <= 128) {
-    fn(std::integral_constant<int, 128>());
-  } else {
-    fn(std::integral_constant<int, 256>());
-  }
+  if (head_dim <= 64) return fn(std::integral_constant<int, 64>());
+  if (head_dim <= 128) return fn(std::integral_constant<int, 128>());
+  fn(std::integral_constant<int, 256>());
 }
 
-// Whether every row of the heads can be read and written in 16-byte chunks.
 template <class... Ref>
-bool AreChunked(const AttentionShape& shape, const Ref&... x) {
-  const int64_t size = 16 / static_cast<int64_t>(DTypeBytes(shape.dtype));
-  return shape.head_dim % size == 0 &&
-         ((IsChunkAligned(x.data) && x.batch_stride % size == 0 &&
-           x.token_stride % size == 0) &&
-          ...);
+RowFormat FormatOf(const AttentionShape& shape, const Ref&... x) {
+  RowFormat format = {shape.dtype, static_cast<int>(shape.head_dim), false};
+  ZERO_CUDA_WITH_FLOAT_TYPE(
+      shape.dtype, T,
+      format.chunked =
+          ((HasAlignedRows<T>(x.data, x.token_stride, shape.head_dim) &&
+            x.batch_stride % Chunk<T>::kSize == 0) &&
+           ...));
+  return format;
 }
 
-template <class L>
+// Tiles of kRows rows of all heads: blocks of a grid.
+template <int kRows>
 unsigned NumTiles(int64_t length, int64_t heads) {
-  return static_cast<unsigned>(CeilDiv(length, L::kRows) * heads);
+  return static_cast<unsigned>(CeilDiv(length, kRows) * heads);
 }
 
 }  // namespace
@@ -458,53 +427,45 @@ unsigned NumTiles(int64_t length, int64_t heads) {
 void TiledAttentionForward(cudaStream_t stream,
                            const AttentionForwardArgs& args) {
   const AttentionShape& shape = args.shape;
+  const int64_t heads = shape.batch * shape.num_heads;
   if (args.packed.positions != nullptr) {
     ZERO_CHECK_EQ(shape.q_len, shape.kv_len) << "packed sequences";
   }
-  const bool chunked = AreChunked(shape, args.q, args.k, args.v, args.out);
   if (shape.q_len == 1) {
     ZERO_CHECK_LE(shape.head_dim, kMaxTiledHeadDim) << "heads are too wide";
     ZERO_CUDA_WITH_FLOAT_TYPE(
         shape.dtype, T,
-        Launch(OneQueryKernel<T>,
-               static_cast<unsigned>(shape.batch * shape.num_heads), kThreads,
-               0, stream, args));
+        Launch(OneQueryKernel<T>, static_cast<unsigned>(heads), kThreads, 0,
+               stream, args));
     return;
   }
-  ZERO_CUDA_WITH_FLOAT_TYPE(
-      shape.dtype, T, WithWidth(shape.head_dim, [&](auto width) {
-        using L = ForwardTile<decltype(width)::value>;
-        Launch(ForwardKernel<T, L>,
-               NumTiles<L>(shape.q_len, shape.batch * shape.num_heads),
-               kThreads, (2 * L::kFloats + L::kScoreFloats) * sizeof(float),
-               stream, args, chunked);
-      }));
+  const RowFormat format = FormatOf(shape, args.q, args.k, args.v, args.out);
+  WithWidth(shape.head_dim, [&](auto width) {
+    using L = ForwardTile<decltype(width)::value>;
+    Launch(ForwardKernel<L>, NumTiles<L::kRows>(shape.q_len, heads), kThreads,
+           sizeof(ForwardShared<L>), stream, args, format);
+  });
 }
 
 void TiledAttentionBackward(cudaStream_t stream,
                             const AttentionBackwardArgs& args,
                             Workspace workspace) {
   const AttentionShape& shape = args.shape;
-  const bool chunked = AreChunked(shape, args.q, args.k, args.v, args.dout,
-                                  args.dq, args.dk, args.dv);
+  const RowFormat format = FormatOf(shape, args.q, args.k, args.v, args.dout,
+                                    args.dq, args.dk, args.dv);
   ZERO_CHECK_GE(workspace.bytes, TiledAttentionBackwardBytes(shape));
   float* const delta = static_cast<float*>(workspace.data);
   const int64_t heads = shape.batch * shape.num_heads;
-  constexpr int kRowsOfBlock = kThreads / kWarpSize;
-  const unsigned delta_blocks = NumBlocks(heads * shape.q_len, kRowsOfBlock);
-  ZERO_CUDA_WITH_FLOAT_TYPE(shape.dtype, T, {
-    Launch(DeltaKernel<T>, delta_blocks, kThreads, 0, stream, args, delta);
-    WithWidth(shape.head_dim, [&](auto width) {
-      using L = BackwardTile<decltype(width)::value>;
-      constexpr size_t kShared =
-          (4 * L::kFloats + L::kScoreFloats) * sizeof(float);
-      Launch(KeyValueKernel<T, L>,
-             NumTiles<L>(shape.kv_len, shape.batch * shape.num_kv_heads),
-             kThreads, kShared + 2 * L::kRows * sizeof(float), stream, args,
-             delta, chunked);
-      Launch(QueryKernel<T, L>, NumTiles<L>(shape.q_len, heads), kThreads,
-             kShared, stream, args, delta, chunked);
-    });
+  Launch(DeltaKernel, NumTiles<kWarps>(shape.q_len, heads), kThreads, 0, stream,
+         args, delta);
+  WithWidth(shape.head_dim, [&](auto width) {
+    using L = BackwardTile<decltype(width)::value>;
+    const unsigned key_tiles =
+        NumTiles<L::kRows>(shape.kv_len, shape.batch * shape.num_kv_heads);
+    Launch(KeyValueKernel<L>, key_tiles, kThreads, sizeof(BackwardShared<L>),
+           stream, args, delta, format);
+    Launch(QueryKernel<L>, NumTiles<L::kRows>(shape.q_len, heads), kThreads,
+           sizeof(BackwardShared<L>), stream, args, delta, format);
   });
 }
 

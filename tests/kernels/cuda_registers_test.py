@@ -27,7 +27,6 @@ MORE = {
     "MomentsKernel": (REGISTERS, 22 * 1024 + 16),
     "NormBackwardKernel": (128, SHARED),
     "NormForwardKernel": (104, SHARED),
-    "OneQueryKernel": (80, SHARED),
     "QueryKernel": (128, SHARED),
 }
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_90a'$")
