@@ -49,8 +49,7 @@ bool SumWithProduct(Ops& ops, MatmulPlans& plans, Stream& stream,
   const auto separately = [&] {
     ColumnSums(HandleOf(stream), args.dy, p.a_sums, false, rest.data);
   };
-  if (!plans.RowSumsPay(stream, p, rest, separately)) return false;
-  plans.Run(stream, p, rest);
+  if (!plans.RunIfRowSumsPay(stream, p, rest, separately)) return false;
   if (accumulate) ops.Add(stream, {args.dbias, p.a_sums, args.dbias});
   return true;
 }
@@ -62,8 +61,7 @@ void CudaOps::Linear(Stream& stream, const LinearArgs& args,
   if (args.y.rows == 0 || args.y.cols == 0) return;
   const bool may_fuse =
       HasFusedForm(args.act, args.y.dtype) && args.residual.data == nullptr;
-  if (may_fuse && matmul_->Supports(FusedForward(args))) {
-    matmul_->Run(stream, FusedForward(args), workspace);
+  if (may_fuse && matmul_->TryRun(stream, FusedForward(args), workspace)) {
     return;
   }
   matmul_->Run(stream, {ProductOf(args)}, workspace);
@@ -75,8 +73,7 @@ void CudaOps::LinearBackwardInput(Stream& stream,
                                   Workspace workspace) {
   if (args.dx.rows == 0 || args.dx.cols == 0) return;
   if (HasFusedForm(args.act, args.dx.dtype) &&
-      matmul_->Supports(FusedInput(args))) {
-    matmul_->Run(stream, FusedInput(args), workspace);
+      matmul_->TryRun(stream, FusedInput(args), workspace)) {
     return;
   }
   matmul_->Run(stream, {ProductOf(args)}, workspace);

@@ -286,6 +286,7 @@ struct MatmulPlans::Impl {
   std::map<Key, Plan> plans;
 
   Plan& PlanOf(const Product& p);
+  Plan* SupportedPlanOf(const Product& p);
   void Find(Plan& plan, const Product& p);
   cublasStatus_t Multiply(Plan& plan, const Product& p, Matrix c,
                           Workspace workspace, cudaStream_t stream);
@@ -298,6 +299,10 @@ struct MatmulPlans::Impl {
   bool AddsApart(const Product& p) const;
   void RunAndAdd(Stream& stream, const Product& p, Workspace workspace);
   void Run(Stream& stream, const Product& p, Workspace workspace);
+  void RunPlan(Plan& plan, const Product& p, Workspace workspace,
+               cudaStream_t stream);
+  bool RowSumsPay(Plan& plan, const Product& p, Workspace workspace,
+                  cudaStream_t stream, absl::FunctionRef<void()> separately);
   bool Probe();
 };
 
@@ -305,6 +310,13 @@ Plan& MatmulPlans::Impl::PlanOf(const Product& p) {
   const auto [at, is_new] = plans.try_emplace(KeyOf(p));
   if (is_new) Find(at->second, p);
   return at->second;
+}
+
+// Null if cuBLASLt has no algorithm for the product as it is.
+Plan* MatmulPlans::Impl::SupportedPlanOf(const Product& p) {
+  if (AddsApart(p)) return nullptr;
+  Plan& plan = PlanOf(p);
+  return plan.found ? &plan : nullptr;
 }
 
 void MatmulPlans::Impl::Find(Plan& plan, const Product& p) {
@@ -449,7 +461,6 @@ void MatmulPlans::Impl::Run(Stream& stream, const Product& p,
     RunAndAdd(stream, p, workspace);
     return;
   }
-  const cudaStream_t handle_of_stream = HandleOf(stream);
   Plan& plan = PlanOf(p);
   if (!plan.found) {
     ThrowDeviceError(
@@ -457,17 +468,37 @@ void MatmulPlans::Impl::Run(Stream& stream, const Product& p,
         absl::StrCat("no algorithm for ", Describe(p), " (",
                      cublasLtGetStatusName(plan.refusal), ")", kRemedy));
   }
-  Time(plan, p, workspace, handle_of_stream);
-  const cublasStatus_t status =
-      plan.candidates.empty()
-          ? Multiply(plan, p, p.c, workspace, handle_of_stream)
-          : MultiplyFirst(plan, p, workspace, handle_of_stream);
+  RunPlan(plan, p, workspace, HandleOf(stream));
+}
+
+void MatmulPlans::Impl::RunPlan(Plan& plan, const Product& p,
+                                Workspace workspace, cudaStream_t stream) {
+  Time(plan, p, workspace, stream);
+  const cublasStatus_t status = plan.candidates.empty()
+                                    ? Multiply(plan, p, p.c, workspace, stream)
+                                    : MultiplyFirst(plan, p, workspace, stream);
   if (status != CUBLAS_STATUS_SUCCESS) {
     ThrowDeviceError(
         "cublasLtMatmul", __FILE__, __LINE__,
         absl::StrCat(Describe(status, p), IsRefusal(status) ? kRemedy : ""));
   }
   ++num_runs;
+}
+
+bool MatmulPlans::Impl::RowSumsPay(Plan& plan, const Product& p,
+                                   Workspace workspace, cudaStream_t stream,
+                                   absl::FunctionRef<void()> separately) {
+  if (plan.row_sums_pay < 0) {
+    Product plain = p;
+    plain.a_sums = {};
+    Plan& without = PlanOf(plain);
+    Time(plan, p, workspace, stream);
+    Time(without, plain, workspace, stream);
+    plan.row_sums_pay =
+        plan.timed && without.timed &&
+        plan.millis < without.millis + Stopwatch().Time(stream, separately);
+  }
+  return plan.row_sums_pay == 1;
 }
 
 // Runs one product of 64 x 64 zeros on a stream of its own.
@@ -517,32 +548,29 @@ size_t MatmulPlans::WorkspaceBytes(const Product& p) const {
   return ProductBytes(p.c, impl_->AddsApart(p));
 }
 
-bool MatmulPlans::Supports(const Product& p) {
-  return !impl_->AddsApart(p) && impl_->PlanOf(p).found;
-}
-
 void MatmulPlans::Run(Stream& stream, const Product& p, Workspace workspace) {
   impl_->Run(stream, p, workspace);
 }
 
-bool MatmulPlans::RowSumsPay(Stream& stream, const Product& p,
-                             Workspace workspace,
-                             const std::function<void()>& separately) {
-  if (!impl_->options.time_algorithms || !Supports(p)) return false;
-  Plan& with = impl_->PlanOf(p);
-  if (with.row_sums_pay < 0) {
-    Product plain = p;
-    plain.a_sums = {};
-    Plan& without = impl_->PlanOf(plain);
-    impl_->Time(with, p, workspace, HandleOf(stream));
-    impl_->Time(without, plain, workspace, HandleOf(stream));
-    const bool timed = with.timed && without.timed;
-    with.row_sums_pay =
-        timed &&
-        with.millis <
-            without.millis + Stopwatch().Time(HandleOf(stream), separately);
+bool MatmulPlans::TryRun(Stream& stream, const Product& p,
+                         Workspace workspace) {
+  Plan* const plan = impl_->SupportedPlanOf(p);
+  if (plan == nullptr) return false;
+  impl_->RunPlan(*plan, p, workspace, HandleOf(stream));
+  return true;
+}
+
+bool MatmulPlans::RunIfRowSumsPay(Stream& stream, const Product& p,
+                                  Workspace workspace,
+                                  absl::FunctionRef<void()> separately) {
+  if (!impl_->options.time_algorithms) return false;
+  Plan* const plan = impl_->SupportedPlanOf(p);
+  if (plan == nullptr ||
+      !impl_->RowSumsPay(*plan, p, workspace, HandleOf(stream), separately)) {
+    return false;
   }
-  return with.row_sums_pay == 1;
+  impl_->RunPlan(*plan, p, workspace, HandleOf(stream));
+  return true;
 }
 
 bool MatmulPlans::AccumulatesIntoF32() const {

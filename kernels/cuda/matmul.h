@@ -17,9 +17,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/device.h"
 #include "kernels/product.h"
 
@@ -53,20 +53,22 @@ class MatmulPlans {
   // Depends on shapes, strides and dtypes alone.
   size_t WorkspaceBytes(const Product& product) const;
 
-  // Whether Run takes the product as it is. Without an epilogue it always
-  // does; for some shapes cuBLASLt has no algorithm with one.
-  bool Supports(const Product& product);
-
   // Errors: DeviceError with cuBLASLt's status and the product's shape.
   // Synchronizes: once per shape with CudaOptions::time_algorithms.
   void Run(Stream& stream, const Product& product, Workspace workspace);
 
-  // Whether computing a_sums with the product is faster than by `separately`,
-  // which launches a kernel for them: timed once per shape with
+  // Runs the product if cuBLASLt has an algorithm for it as it is, and returns
+  // whether it did: for some shapes there is none with an epilogue.
+  // REQUIRES: c is not empty.
+  bool TryRun(Stream& stream, const Product& product, Workspace workspace);
+
+  // The same if it is also faster to compute a_sums with the product than by
+  // `separately`, which launches a kernel for them: timed once per shape with
   // time_algorithms, else false, since the cost of an unmeasured epilogue is
   // not known.
-  bool RowSumsPay(Stream& stream, const Product& product, Workspace workspace,
-                  const std::function<void()>& separately);
+  bool RunIfRowSumsPay(Stream& stream, const Product& product,
+                       Workspace workspace,
+                       absl::FunctionRef<void()> separately);
 
   // Whether cuBLASLt can add 16-bit products to fp32 memory, found out by one
   // small product when this object is made.
