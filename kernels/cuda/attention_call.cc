@@ -128,50 +128,60 @@ constexpr size_t kPackedVersion = 92500;
 // no multiple of 128.
 constexpr size_t kLastWithLengths = 91500;
 
-// Why a call with packed sequences is not taken; as WhyNotAsked.
-std::string WhyNotPacked(const AttentionCall& call, const CudnnRules& rules) {
+// false, with the text that `parts` make where it is wanted.
+template <class... Parts>
+bool No(std::string* why, const Parts&... parts) {
+  if (why != nullptr) *why = absl::StrCat(parts...);
+  return false;
+}
+
+// IsAsked of a call with packed sequences.
+bool IsPackedAsked(const AttentionCall& call, const CudnnRules& rules,
+                   std::string* why) {
   if (call.is_backward && rules.deterministic) {
-    return "with a fixed order of summation cuDNN needs memory for the T x T "
-           "scores of every sequence; allow any order, or do not pack";
+    return No(
+        why,
+        "with a fixed order of summation cuDNN needs memory for the T x T "
+        "scores of every sequence; allow any order, or do not pack");
   }
   // The frontend then drops max_total_seq_len.
   if (call.is_backward && call.shape.head_dim % 16 != 0) {
-    return absl::StrCat("head_dim ", call.shape.head_dim,
-                        " is not a multiple of 16, and cuDNN's backward pass "
-                        "would take memory for T tokens of every sequence; "
-                        "choose one that is, or do not pack");
+    return No(why, "head_dim ", call.shape.head_dim,
+              " is not a multiple of 16, and cuDNN's backward pass "
+              "would take memory for T tokens of every sequence; "
+              "choose one that is, or do not pack");
   }
   for (const OperandPlace& place : call.places) {
     if (place.batch_stride == call.shape.q_len * place.token_stride) continue;
-    return absl::StrCat("rows of ", place.name, " are ", place.batch_stride,
-                        " elements apart, not T times its token stride ",
-                        place.token_stride, "; leave no gap");
+    return No(why, "rows of ", place.name, " are ", place.batch_stride,
+              " elements apart, not T times its token stride ",
+              place.token_stride, "; leave no gap");
   }
   if (rules.version < kPackedVersion) {
-    return absl::StrCat(CudnnVersionText(rules.version),
-                        " may give wrong gradients of packed sequences; "
-                        "install cuDNN 9.25 or newer");
+    return No(why, CudnnVersionText(rules.version),
+              " may give wrong gradients of packed sequences; "
+              "install cuDNN 9.25 or newer");
   }
-  return "";
+  return true;
 }
 
 // Backward the frontend's own part of the workspace comes first, and cuDNN's
 // engine gets what lies right behind it, not rounded up (as of 1.32). In it are
 // a float per query and head, up to cuDNN 9.15 two lengths per row, and nothing
 // else whose size is not a multiple of 16 bytes. cuDNN does not say what an
-// engine does with a misaligned address. Returns text as WhyNotAsked does.
-std::string WhyNotAlignedBackward(const AttentionCall& call,
-                                  const CudnnRules& rules) {
+// engine does with a misaligned address.
+bool IsAlignedBackward(const AttentionCall& call, const CudnnRules& rules,
+                       std::string* why) {
   const bool has_lengths = rules.version <= kLastWithLengths &&
                            !call.is_packed() && call.shape.kv_len % 128 != 0;
   const int64_t bytes = 4 * call.num_tokens() * call.shape.num_heads +
                         (has_lengths ? 8 * call.shape.batch : 0);
-  if (bytes % kOperandAlignment == 0) return "";
-  return absl::StrCat("cuDNN's frontend puts ", bytes,
-                      " bytes before its engine's workspace, whose address is "
-                      "then not a multiple of ",
-                      kOperandAlignment, " bytes; choose T as a multiple of ",
-                      has_lengths ? 128 : 4);
+  if (bytes % kOperandAlignment == 0) return true;
+  return No(why, "cuDNN's frontend puts ", bytes,
+            " bytes before its engine's workspace, whose address is "
+            "then not a multiple of ",
+            kOperandAlignment, " bytes; choose T as a multiple of ",
+            has_lengths ? 128 : 4);
 }
 
 // The most workspace that the graph itself takes.
@@ -196,46 +206,44 @@ size_t GraphBound(const AttentionCall& call, bool deterministic) {
 
 }  // namespace
 
-std::string WhyNotAsked(const AttentionCall& call, const CudnnRules& rules) {
+bool IsAsked(const AttentionCall& call, const CudnnRules& rules,
+             std::string* why) {
   const AttentionShape& s = call.shape;
   if (s.num_kv_heads <= 0 || s.num_heads % s.num_kv_heads != 0) {
-    return absl::StrCat(
-        "num_kv_heads ", s.num_kv_heads, " does not divide num_heads ",
-        s.num_heads,
-        "; every kv head must serve the same number of query heads");
+    return No(why, "num_kv_heads ", s.num_kv_heads,
+              " does not divide num_heads ", s.num_heads,
+              "; every kv head must serve the same number of query heads");
   }
   if (s.dtype != DType::kBF16 && s.dtype != DType::kF16) {
-    return "cuDNN computes bf16 and fp16; train in bf16 to use it";
+    return No(why, "cuDNN computes bf16 and fp16; train in bf16 to use it");
   }
   if (s.head_dim <= 0 || s.head_dim % 8 != 0) {
-    return absl::StrCat("head_dim ", s.head_dim,
-                        " is not a multiple of 8; choose one that is");
+    return No(why, "head_dim ", s.head_dim,
+              " is not a multiple of 8; choose one that is");
   }
   if (s.head_dim > kMaxHeadDim) {
-    return absl::StrCat("head_dim ", s.head_dim, " is more than ", kMaxHeadDim,
-                        "; use more and narrower heads");
+    return No(why, "head_dim ", s.head_dim, " is more than ", kMaxHeadDim,
+              "; use more and narrower heads");
   }
   if (s.q_len != s.kv_len) {
-    return "a cache of keys grows with every token, but a graph has a fixed "
-           "length; generation runs on our own kernel";
+    return No(why,
+              "a cache of keys grows with every token, but a graph has a fixed "
+              "length; generation runs on our own kernel");
   }
   if (s.q_len < kMinCudnnTokens) {
-    return absl::StrCat("fewer than ", kMinCudnnTokens,
-                        " tokens run on our own kernel");
+    return No(why, "fewer than ", kMinCudnnTokens,
+              " tokens run on our own kernel");
   }
   for (const OperandPlace& place : call.places) {
     for (const int64_t stride : {place.batch_stride, place.token_stride}) {
       if (stride % 8 == 0) continue;
-      return absl::StrCat("a stride of ", place.name, " is ", stride,
-                          " elements, not a multiple of 8; pad its rows to ",
-                          kOperandAlignment, " bytes");
+      return No(why, "a stride of ", place.name, " is ", stride,
+                " elements, not a multiple of 8; pad its rows to ",
+                kOperandAlignment, " bytes");
     }
   }
-  if (call.is_backward) {
-    std::string why = WhyNotAlignedBackward(call, rules);
-    if (!why.empty()) return why;
-  }
-  return call.is_packed() ? WhyNotPacked(call, rules) : "";
+  if (call.is_backward && !IsAlignedBackward(call, rules, why)) return false;
+  return !call.is_packed() || IsPackedAsked(call, rules, why);
 }
 
 std::vector<int64_t> GraphsOf(const AttentionCall& call) {
@@ -249,7 +257,7 @@ std::vector<int64_t> GraphsOf(const AttentionCall& call) {
 }
 
 size_t CudnnBound(const AttentionCall& call, const CudnnRules& rules) {
-  if (!WhyNotAsked(call, rules).empty()) return 0;
+  if (!IsAsked(call, rules)) return 0;
   size_t bytes = GraphBound(call, rules.deterministic);
   if (call.is_packed()) {
     bytes = SpaceOf(call, GraphsOf(call).back(), bytes).end;

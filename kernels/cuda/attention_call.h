@@ -102,8 +102,10 @@ struct CudnnRules {
 };
 // "cuDNN 9.25.1" of 92501.
 std::string CudnnVersionText(size_t version);
-// Why cuDNN is not asked, and what to do about it; empty: it is asked.
-std::string WhyNotAsked(const AttentionCall& call, const CudnnRules& rules);
+// Whether cuDNN is asked. If not, and why is not null, *why becomes the reason
+// and what to do about it.
+bool IsAsked(const AttentionCall& call, const CudnnRules& rules,
+             std::string* why = nullptr);
 
 // The graphs of a call, by their number of sequences, ascending; 0: not packed.
 // Sequences that a batch does not have get no queries and no keys and lie

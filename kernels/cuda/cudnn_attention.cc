@@ -267,13 +267,12 @@ struct AttentionPlans::State {
     Note(absl::StrCat(Describe(call), " runs on our own kernel: ", why));
   }
 
-  bool IsAsked(const AttentionCall& call) const {
-    return handle != nullptr && WhyNotAsked(call, rules).empty();
+  bool Takes(const AttentionCall& call) const {
+    return handle != nullptr && IsAsked(call, rules);
   }
 
-  // The plan of a call; null where cuDNN does not take it.
+  // The plan of a call for which cuDNN is asked; null where it refuses.
   Plan* Find(const AttentionCall& call, int64_t num_sequences) {
-    if (!IsAsked(call)) return nullptr;
     const auto [it, is_new] = plans.try_emplace(KeyOf(call, num_sequences));
     if (is_new) it->second = Build(call, num_sequences);
     return it->second.get();
@@ -307,7 +306,10 @@ struct AttentionPlans::State {
   // the packing, and the workspace must not. All of them are built, since what
   // cuDNN adds to the frontend's parts may depend on the number of sequences.
   std::optional<size_t> Bytes(const AttentionCall& call) {
-    NoteShape(call);
+    if (!Takes(call)) {
+      NoteShape(call);
+      return std::nullopt;
+    }
     std::optional<size_t> bytes;
     for (const int64_t num_sequences : GraphsOf(call)) {
       const Plan* const plan = Find(call, num_sequences);
@@ -323,8 +325,8 @@ struct AttentionPlans::State {
     const AttentionShape& s = call.shape;
     if (s.dtype == DType::kF32 || s.q_len != s.kv_len) return;
     if (s.q_len < kMinCudnnTokens) return;
-    const std::string why = WhyNotAsked(call, rules);
-    if (!why.empty()) NoteOwnKernel(call, why);
+    std::string why;
+    if (!IsAsked(call, rules, &why)) NoteOwnKernel(call, why);
   }
 
   // Notes the first operand that cuDNN cannot read where it lies. The
@@ -358,7 +360,7 @@ struct AttentionPlans::State {
 
   bool Run(cudaStream_t stream, const AttentionCall& call,
            Workspace workspace) {
-    if (!IsAsked(call)) return false;
+    if (!Takes(call)) return false;
     const std::optional<int64_t> num_sequences = Choose(call);
     if (!num_sequences.has_value()) return false;
     Plan* const plan = Find(call, *num_sequences);
@@ -421,8 +423,8 @@ std::vector<std::string> AttentionPlans::notes() const { return state_->notes; }
 absl::Status ValidateCudnnAttention(const AttentionCall& call,
                                     bool deterministic,
                                     const CudnnTarget& target) {
-  const std::string why = WhyNotAsked(call, {deterministic, target.version});
-  if (!why.empty()) {
+  std::string why;
+  if (!IsAsked(call, {deterministic, target.version}, &why)) {
     return absl::InvalidArgumentError(absl::StrCat(Describe(call), ": ", why));
   }
   for (const int64_t num_sequences : GraphsOf(call)) {
