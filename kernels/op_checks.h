@@ -43,6 +43,19 @@ inline void CheckUpdateState(const char* op, const UpdateState& state) {
       << "masters";
   ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
       << op << ": fp32 parameters are not rounded";
+  ZERO_CHECK(state.grad.dtype == DType::kF32 ||
+             state.grad.dtype == state.param.dtype)
+      << op << ": " << state.grad.dtype << " gradients of " << state.param.dtype
+      << " parameters; want fp32 or their dtype";
+}
+
+inline void CheckCast(const CastArgs& args) {
+  const DType from = args.src.dtype, to = args.dst.dtype;
+  const DType narrow = from == DType::kF32 ? to : from;
+  ZERO_CHECK(from == to || ((from == DType::kF32 || to == DType::kF32) &&
+                            (narrow == DType::kBF16 || narrow == DType::kF16)))
+      << "Cast: " << from << " to " << to
+      << "; want fp32 to or from bf16 or fp16";
 }
 
 inline void CheckPieces(const EmbeddingBackwardArgs& args) {

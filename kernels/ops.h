@@ -374,7 +374,7 @@ struct AddArgs {  // y = a + b (same dtype; sums in fp32)
   ConstVector a, b;
   Vector y;  // may alias a or b
 };
-struct CastArgs {  // dst = src, rounded to nearest even
+struct CastArgs {  // dst = src to nearest even; one of them fp32, or one dtype
   ConstVector src;
   Vector dst;
 };
@@ -463,7 +463,7 @@ struct UpdateRange {
 struct UpdateState {
   Vector param;                                // fp32, bf16 or fp16
   Vector master;                               // data null: none
-  ConstVector grad;                            // fp32, bf16 or fp16
+  ConstVector grad;                            // fp32, or as param
   const float* grad_scale = nullptr;           // device scalar; null: 1
   const uint32_t* found_non_finite = nullptr;  // device scalar; null: 0
   absl::Span<const UpdateRange> ranges;

@@ -42,6 +42,7 @@ void CpuOps::Add(Stream&, const AddArgs& args) {
 }
 
 void CpuOps::Cast(Stream&, const CastArgs& args) {
+  CheckCast(args);
   const auto copy = [](const CastArgs& args, int64_t begin, int64_t end) {
     const size_t bytes = DTypeBytes(args.dst.dtype);
     std::memmove(static_cast<char*>(args.dst.data) + begin * bytes,

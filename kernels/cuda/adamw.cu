@@ -52,12 +52,10 @@ struct AdamWPass : MomentPass {
 void CudaOps::AdamW(Stream& stream, const AdamWArgs& args) {
   CheckUpdateState("AdamW", args.state);
   const bool aligned = IsUpdateAligned(args.state, {args.m, args.v});
-  ZERO_CUDA_WITH_ROUNDING(
-      args.state, Rounding,
-      ZERO_CUDA_WITH_FLOAT_TYPE(
-          args.state.grad.dtype, G,
-          UpdateRanges(HandleOf(stream), args.state.ranges, aligned,
-                       AdamWPass<Rounding, G>(args))));
+  ZERO_CUDA_WITH_ROUNDING_AND_GRAD(
+      args.state, Rounding, G,
+      UpdateRanges(HandleOf(stream), args.state.ranges, aligned,
+                   AdamWPass<Rounding, G>(args)));
 }
 
 }  // namespace zero::cuda

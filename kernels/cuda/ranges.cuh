@@ -389,4 +389,17 @@ void UpdateRanges(cudaStream_t stream, absl::Span<const UpdateRange> ranges,
     }                                                                   \
   } while (false)
 
+// The same, and `G` a name for the type of the gradients: fp32 or that of the
+// parameters (CheckUpdateState).
+#define ZERO_CUDA_WITH_ROUNDING_AND_GRAD(state, Rounding, G, ...) \
+  ZERO_CUDA_WITH_ROUNDING(                                        \
+      state, Rounding,                                            \
+      if (zero_state.grad.dtype == ::zero::DType::kF32) {         \
+        using G = float;                                          \
+        __VA_ARGS__;                                              \
+      } else {                                                    \
+        using G = Rounding::Type;                                 \
+        __VA_ARGS__;                                              \
+      })
+
 #endif  // ZERO_KERNELS_CUDA_RANGES_CUH_

@@ -69,12 +69,10 @@ struct SgdPass : RangePass {
 void CudaOps::Sgd(Stream& stream, const SgdArgs& args) {
   CheckUpdateState("Sgd", args.state);
   const bool aligned = IsUpdateAligned(args.state, {args.momentum_buffer});
-  ZERO_CUDA_WITH_ROUNDING(
-      args.state, Rounding,
-      ZERO_CUDA_WITH_FLOAT_TYPE(
-          args.state.grad.dtype, G,
-          UpdateRanges(HandleOf(stream), args.state.ranges, aligned,
-                       SgdPass<Rounding, G>(args))));
+  ZERO_CUDA_WITH_ROUNDING_AND_GRAD(
+      args.state, Rounding, G,
+      UpdateRanges(HandleOf(stream), args.state.ranges, aligned,
+                   SgdPass<Rounding, G>(args)));
 }
 
 }  // namespace zero::cuda

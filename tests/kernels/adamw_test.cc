@@ -109,6 +109,15 @@ TEST(AdamWTest, BitsAreTheCpusOnEveryPathAndThreadCount) {
   });
 }
 
+TEST(AdamWDeathTest, GradientsOfAnotherDtypeAreRefusedByName) {
+  OnPath([](const Path& path) {
+    const std::vector<UpdateRange> ranges = TestRanges();
+    Adam adam(FlatParams(DType::kBF16, DType::kF16, kSpan));
+    EXPECT_DEATH(path.ops.AdamW(path.stream, adam.Args(ranges, true)),
+                 "AdamW: fp16 gradients of bf16 parameters; want fp32");
+  });
+}
+
 TEST(AdamWTest, CuttingARangeChangesNoBit) {
   OnPath([](const Path& path) {
     const std::vector<UpdateRange> whole = {{0, kSpan, 0.1f}};
@@ -160,8 +169,7 @@ TEST(AdamWTest, SplitMastersHaveTheBitsOfWholeOnes) {
 
 TEST(AdamWTest, PiecesOfAWholeHaveItsBits) {
   for (const DType param : {DType::kF32, DType::kBF16}) {
-    CheckPiecesOfAWhole<Adam>(Adam(FlatParams(param, DType::kBF16, kSpan)),
-                              Update);
+    CheckPiecesOfAWhole<Adam>(Adam(FlatParams(param, param, kSpan)), Update);
   }
   Adam split = Adam(FlatParams(DType::kBF16, DType::kBF16, kSpan));
   split.params.Split();

@@ -128,10 +128,12 @@ inline bool InRanges(const std::vector<UpdateRange>& ranges, int64_t i) {
   return false;
 }
 
-// Runs fn(params, grads) for every pair of storage types.
+// Runs fn(params, grads) for every pair of storage types that a config can
+// have: gradients accumulate in fp32 or in the parameters' dtype.
 inline void ForEachDtypePair(const std::function<void(DType, DType)>& fn) {
   for (const DType param : kFloatTypes) {
     for (const DType grad : kFloatTypes) {
+      if (grad != DType::kF32 && grad != param) continue;
       SCOPED_TRACE(std::string(DTypeName(param)) + " parameters, " +
                    DTypeName(grad) + " gradients");
       fn(param, grad);
