@@ -52,7 +52,7 @@ inline ConstVector VectorOf(const Weight* weight) {
 inline std::shared_ptr<Recipe> PassRecipe(const Context& ctx,
                                           std::vector<Tensor> results,
                                           Recipe::Compute again) {
-  return ctx.recompute == Recompute::kNothing
+  return ctx.recompute == Recompute::kKeepAll
              ? std::make_shared<Recipe>(std::move(results))
              : std::make_shared<Recipe>(std::move(again), /*cheap=*/true);
 }

@@ -5,16 +5,16 @@
 namespace zero {
 
 // Each level recomputes what the level before does, and more. No level changes
-// a bit of the result, with one exception: with kNothing GELU may be the
+// a bit of the result, with one exception: with kKeepAll GELU may be the
 // epilogue of a product (cuBLASLt), which rounds differently from GELU alone.
 enum class Recompute {
-  kNothing,
+  kKeepAll,
   kOff,        // what one pass over memory gives: norms, rotation, activations
   kSelective,  // products with a norm's output: q k v, the FFN's first layer
   kFull,       // all but a unit's input
 };
 inline constexpr Recompute kRecomputeLevels[] = {
-    Recompute::kNothing, Recompute::kOff, Recompute::kSelective,
+    Recompute::kKeepAll, Recompute::kOff, Recompute::kSelective,
     Recompute::kFull};
 inline constexpr const char* kRecomputeNames[] = {"keep_all", "off",
                                                   "selective", "full"};

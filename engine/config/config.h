@@ -324,13 +324,13 @@ struct Config {
   // The recompute level that the three keys of activation_checkpointing choose.
   Recompute recompute() const {
     return activation_checkpointing ? recompute_granularity
-           : keep_all_activations   ? Recompute::kNothing
+           : keep_all_activations   ? Recompute::kKeepAll
                                     : Recompute::kOff;
   }
   void set_recompute(Recompute level) {
     activation_checkpointing = level > Recompute::kOff;
     if (activation_checkpointing) recompute_granularity = level;
-    keep_all_activations = level == Recompute::kNothing;
+    keep_all_activations = level == Recompute::kKeepAll;
   }
 
   bool operator==(const Config&) const = default;

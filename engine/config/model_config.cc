@@ -143,7 +143,7 @@ double RecomputedFlopsPerToken(const ModelConfig& config,
 }
 
 double RecomputedPassElemsPerToken(const ModelConfig& config, Recompute level) {
-  if (level == Recompute::kNothing) return 0;
+  if (level == Recompute::kKeepAll) return 0;
   const auto inner = static_cast<double>(config.intermediate_size);
   double block = 2 * 2 * static_cast<double>(config.hidden_size);
   block += (config.family == ModelFamily::kGpt2 ? 2 : 3) * inner;

@@ -22,7 +22,7 @@ std::vector<std::pair<int64_t, int64_t>> SplitsOf(const Config& config,
                                                   Recompute recompute) {
   const int64_t configured = config.train_micro_batch_size_per_gpu;
   const int64_t sequences = configured * config.gradient_accumulation_steps;
-  const int64_t least = recompute == Recompute::kNothing ? configured : 1;
+  const int64_t least = recompute == Recompute::kKeepAll ? configured : 1;
   std::vector<std::pair<int64_t, int64_t>> splits;
   for (int64_t micro = least; micro <= sequences; ++micro) {
     if (sequences % micro == 0) splits.emplace_back(micro, sequences / micro);
@@ -181,7 +181,7 @@ absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
     if (zero.delayed_update && offload == Offload::kNone) continue;
     for (const Recompute recompute : kRecomputeLevels) {
       // Nobody moves states away to keep more activations.
-      if (recompute == Recompute::kNothing && offload != Offload::kNone &&
+      if (recompute == Recompute::kKeepAll && offload != Offload::kNone &&
           offload != zero.offload()) {
         continue;
       }

@@ -65,7 +65,7 @@ absl::Status CheckRows(const Config& config) {
 bool VocabularyPartsPay(const Config& config, const Plan& plan,
                         const OpSizes& sizes) {
   const PlannedUnit& last =
-      plan.units[plan.units[plan.num_computing - 1].needs.back()];
+      plan.units[plan.units[plan.num_computing - 1].required_units.back()];
   const Shape& table = last.parameters[0].spec.shape;
   const int64_t rows = table[0], width = table[1];
   const DType dtype = config.param_dtype();

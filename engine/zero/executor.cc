@@ -534,11 +534,11 @@ void Executor::Fetch(const Action& action) {
   const Segment segments = SegmentsOf(
       action, static_cast<int>(planned.segments.size()), /*one=*/reads);
   for (int s = segments.begin; s < segments.end(); ++s) {
-    const Segment piece = plan_.Piece(planned.segments[s], rank_->rank());
-    const Tensor to = units_[unit].gathered.Slice(piece.begin, {piece.elems});
+    const Segment shard = plan_.Shard(planned.segments[s], rank_->rank());
+    const Tensor to = units_[unit].gathered.Slice(shard.begin, {shard.elems});
     const SegmentRef ref{unit, s};
     Copy(StreamRole::kUp,
-         reads ? swapped_->Fetched(ref) : states_->params().Piece(ref), to);
+         reads ? swapped_->Fetched(ref) : states_->params().Shard(ref), to);
   }
 }
 
@@ -706,7 +706,7 @@ EmbeddingBackwardArgs Executor::RowsArgs(int table,
                                          const TableRows& rows) const {
   const PlannedUnit& planned = plan_.units[table];
   const FlatState& grads = states_->reduced_grads(table);
-  const Tensor grad = grads.Held(table);
+  const Tensor grad = grads.Local(table);
   const PlannedParameter& parameter = planned.parameters[0];
   const Shape& shape = parameter.spec.shape;
   EmbeddingBackwardArgs args{
@@ -716,8 +716,8 @@ EmbeddingBackwardArgs Executor::RowsArgs(int table,
       .accumulate = true};
   if (grads.sharded()) {
     const Segment& first = planned.segments[0];
-    const Segment piece = plan_.Piece(first, rank_->rank());
-    args.pieces = {first.elems, piece.begin, piece.elems, parameter.first,
+    const Segment shard = plan_.Shard(first, rank_->rank());
+    args.pieces = {first.elems, shard.begin, shard.elems, parameter.first,
                    parameter.first + parameter.elems};
   }
   return args;
@@ -737,7 +737,7 @@ void Executor::AddRows(int table) {
   const EmbeddingBackwardArgs args =
       RowsArgs(table, on_host ? state.host_rows : state.all_rows);
   const auto add = [args, zero = planned.completed_by < 0,
-                    grad = states_->reduced_grads(table).Held(table).vector()](
+                    grad = states_->reduced_grads(table).Local(table).vector()](
                        Ops& ops, Stream& stream, const Workspace& scratch) {
     if (zero) ops.Fill(stream, {grad, 0});
     ops.EmbeddingBackward(stream, args, scratch);
@@ -771,14 +771,14 @@ void Executor::TakeSums() {
 }
 
 Tensor Executor::EmptySums(int unit, int phase) const {
-  return Tensor::Empty(*transient_, {states_->grads().HeldElems(unit, phase)},
+  return Tensor::Empty(*transient_, {states_->grads().LocalElems(unit, phase)},
                        options_.grad_dtype, MemoryCategory::kGradients);
 }
 
 // Chooses the place for the sums of a bucket. Those of a single micro-step take
 // a hole. Until there is one, they are the front of the gradients' buffer,
 // which shrinks to them if there is still none when it is released: sharded
-// gradients never take more memory than whole ones.
+// gradients never take more memory than full ones.
 Wire::Sums Executor::PlaceSums(const Bucket& bucket, int64_t micro_step) {
   FlatState& grads = states_->grads();
   const int unit = bucket.unit, phase = bucket.phase;
@@ -788,7 +788,7 @@ Wire::Sums Executor::PlaceSums(const Bucket& bucket, int64_t micro_step) {
   if (micro_step > 0) return Wire::Sums::kAdded;
   const Tensor& flat = units_[unit].gradients[phase].flat;
   if (!grads.Lent(unit, phase).defined()) {
-    const Tensor front = flat.Slice(0, {grads.HeldElems(unit, phase)});
+    const Tensor front = flat.Slice(0, {grads.LocalElems(unit, phase)});
     const bool fits =
         transient_->HasHole(front.bytes(), MemoryCategory::kGradients);
     grads.Lend(unit, phase, fits ? EmptySums(unit, phase) : front);
@@ -846,13 +846,13 @@ void Executor::Offload(const Action& action) {
   int64_t begin = 0;
   for (const SegmentRef& ref : bucket.segments) {
     if (!plan_.UpdatesOnHost(ref.unit)) continue;
-    const Segment piece = plan_.Piece(plan_.segment(ref), rank_->rank());
+    const Segment shard = plan_.Shard(plan_.segment(ref), rank_->rank());
     copy(in_buffer ? state.gradients[bucket.phase].flat.Slice(
-                         piece.begin - phase, {piece.elems})
-                   : states_->grads().Piece(ref),
-         adds ? offloaded().Slice(begin, {piece.elems})
-              : states_->reduced_grads(ref.unit).Piece(ref));
-    begin += piece.elems;
+                         shard.begin - phase, {shard.elems})
+                   : states_->grads().Shard(ref),
+         adds ? offloaded().Slice(begin, {shard.elems})
+              : states_->reduced_grads(ref.unit).Shard(ref));
+    begin += shard.elems;
   }
 }
 
@@ -860,7 +860,7 @@ void Executor::AddOffloaded(int bucket) {
   std::vector<std::pair<ConstVector, Vector>> sums;
   int64_t begin = 0;
   for (const SegmentRef& ref : plan_.reduce_buckets[bucket].segments) {
-    const Tensor to = states_->reduced_grads(ref.unit).Piece(ref);
+    const Tensor to = states_->reduced_grads(ref.unit).Shard(ref);
     sums.emplace_back(offloaded().Slice(begin, to.shape()).vector(),
                       to.vector());
     begin += to.num_elems();
@@ -883,8 +883,8 @@ void Executor::Upload(const Action& action) {
       SegmentsOf(action, plan_.units[unit].num_trained_segments,
                  /*one=*/plan_.UpdatesFromDisk(unit));
   for (int s = segments.begin; s < segments.end(); ++s) {
-    const Tensor from = states_->updated_params(unit).Piece({unit, s});
-    const Tensor to = states_->params().Piece({unit, s});
+    const Tensor from = states_->updated_params(unit).Shard({unit, s});
+    const Tensor to = states_->params().Shard({unit, s});
     if (within_host) {
       rank_->device->host().Copy(*StreamFor(StreamRole::kHost), to.data(),
                                  from.data(), to.bytes());

@@ -56,14 +56,14 @@ Tensor FlatState::Part(int unit, int64_t begin, int64_t elems) const {
       plan_->StateElems(place.range.begin, placement_, rank_) + begin, {elems});
 }
 
-int64_t FlatState::HeldElems(int unit, int phase) const {
+int64_t FlatState::LocalElems(int unit, int phase) const {
   return plan_->StateElems(plan_->units[unit].phases[phase].elems, placement_,
                            rank_);
 }
 
 void FlatState::Lend(int unit, int phase, Tensor elems) {
   ZERO_CHECK(IsLent(unit));
-  ZERO_CHECK_EQ(elems.num_elems(), HeldElems(unit, phase));
+  ZERO_CHECK_EQ(elems.num_elems(), LocalElems(unit, phase));
   places_[unit].phases[phase] = std::move(elems);
 }
 
@@ -73,29 +73,29 @@ void FlatState::Return() {
   }
 }
 
-Segment FlatState::HeldRange(const SegmentRef& ref) const {
+Segment FlatState::LocalRange(const SegmentRef& ref) const {
   const Segment& segment = plan_->segment(ref);
-  return sharded() ? plan_->Piece(segment, rank_) : segment;
+  return sharded() ? plan_->Shard(segment, rank_) : segment;
 }
 
 Tensor FlatState::Values(const SegmentRef& ref, const Segment& range) const {
-  const Segment held = HeldRange(ref);
-  ZERO_CHECK(range.begin >= held.begin && range.end() <= held.end());
+  const Segment local = LocalRange(ref);
+  ZERO_CHECK(range.begin >= local.begin && range.end() <= local.end());
   if (OnDisk(ref.unit)) {
-    return swap_place_(ref).Slice(range.begin - held.begin, {range.elems});
+    return swap_place_(ref).Slice(range.begin - local.begin, {range.elems});
   }
   return Part(ref.unit,
               plan_->StateElems(plan_->segment(ref).begin, placement_, rank_) +
-                  range.begin - held.begin,
+                  range.begin - local.begin,
               range.elems);
 }
 
 Tensor FlatState::Unit(int unit) const {
   ZERO_CHECK(!sharded());
-  return Held(unit);
+  return Local(unit);
 }
 
-Tensor FlatState::Held(int unit) const {
+Tensor FlatState::Local(int unit) const {
   return Part(unit, 0,
               plan_->StateElems(places_[unit].range.elems, placement_, rank_));
 }

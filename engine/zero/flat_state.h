@@ -1,6 +1,6 @@
 // A model state (parameters, gradients, moments) in flat arrays laid out by the
 // plan, one for every home that some unit has: all elements of its units, or
-// only this rank's pieces of them. A home without an arena has no array: memory
+// only this rank's shards of them. A home without an arena has no array: memory
 // for a unit's elements is lent phase by phase (Lend, Return).
 #ifndef ZERO_ENGINE_ZERO_FLAT_STATE_H_
 #define ZERO_ENGINE_ZERO_FLAT_STATE_H_
@@ -65,28 +65,28 @@ class FlatState {
             ref.segment < plan_->units[ref.unit].num_trained_segments);
   }
 
-  // The elements of a segment stored here: all, or this rank's piece.
-  Segment HeldRange(const SegmentRef& ref) const;
+  // The elements of a segment stored here: all, or this rank's shard.
+  Segment LocalRange(const SegmentRef& ref) const;
   // Elements `range` of a unit; for a unit on a disk, where they are in use.
-  // REQUIRES: they are within HeldRange(ref).
+  // REQUIRES: they are within LocalRange(ref).
   Tensor Values(const SegmentRef& ref, const Segment& range) const;
 
-  // This rank's piece of a segment, wherever it is stored.
-  Tensor Piece(const SegmentRef& ref) const {
-    return Values(ref, plan_->Piece(plan_->segment(ref), rank_));
+  // This rank's shard of a segment, wherever it is stored.
+  Tensor Shard(const SegmentRef& ref) const {
+    return Values(ref, plan_->Shard(plan_->segment(ref), rank_));
   }
-  // A whole segment, a whole unit. REQUIRES: !sharded().
-  Tensor Whole(const SegmentRef& ref) const {
+  // A full segment, a full unit. REQUIRES: !sharded().
+  Tensor Full(const SegmentRef& ref) const {
     return Values(ref, plan_->segment(ref));
   }
   Tensor Unit(int unit) const;
 
-  // This rank's elements of a unit: all, or its pieces in segment order.
+  // This rank's elements of a unit: all, or its shards in segment order.
   // REQUIRES: !OnDisk(unit).
-  Tensor Held(int unit) const;
-  // Elements `local` of Held(unit). If they are lent, no phase boundary may
+  Tensor Local(int unit) const;
+  // Elements `local` of Local(unit). If they are lent, no phase boundary may
   // divide them.
-  Tensor Held(int unit, const Segment& local) const {
+  Tensor Local(int unit, const Segment& local) const {
     return Part(unit, local.begin, local.elems);
   }
 
@@ -99,7 +99,7 @@ class FlatState {
   }
   void Return();
   // The number of a phase's elements stored here.
-  int64_t HeldElems(int unit, int phase) const;
+  int64_t LocalElems(int unit, int phase) const;
 
  private:
   // A unit's home, and its offset among the units there.

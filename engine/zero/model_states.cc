@@ -42,7 +42,7 @@ void ZeroOnHost(const FlatState& state, int num_units, Device& device) {
   for (int u = 0; u < num_units; ++u) {
     if (!state.OnHost(u)) continue;
     stream->Enqueue([ops = &device.host().ops(), &stream = *stream,
-                     unit = state.Held(u).vector()] {
+                     unit = state.Local(u).vector()] {
       ops->Fill(stream, {unit, 0});
     });
   }
@@ -210,8 +210,8 @@ void ModelStates::CopyToHost(Stream& stream, bool to_disk) {
 }
 
 void ModelStates::CopyToHost(const SegmentRef& ref, Stream& stream) {
-  const Tensor to = host_params_.Piece(ref);
-  stream.device().Copy(stream, to.data(), params_.Piece(ref).data(),
+  const Tensor to = host_params_.Shard(ref);
+  stream.device().Copy(stream, to.data(), params_.Shard(ref).data(),
                        to.bytes());
 }
 
@@ -220,10 +220,10 @@ void ModelStates::Exchange(BatchUpload& upload, Stream& stream) {
   if (stream.device().kind() == DeviceKind::kMeta) return;
   for (const SegmentRef& ref : segments_) {
     if (!host_params_.Has(ref)) continue;
-    const Tensor held = params_.Piece(ref), other = host_params_.Piece(ref);
-    for (int64_t at = 0; at < held.num_elems(); at += kPieceElems) {
-      const Shape run = {std::min(held.num_elems() - at, kPieceElems)};
-      const Tensor a = held.Slice(at, run), b = other.Slice(at, run);
+    const Tensor own = params_.Shard(ref), other = host_params_.Shard(ref);
+    for (int64_t at = 0; at < own.num_elems(); at += kPieceElems) {
+      const Shape run = {std::min(own.num_elems() - at, kPieceElems)};
+      const Tensor a = own.Slice(at, run), b = other.Slice(at, run);
       upload.Stage([&](void* host) { std::memcpy(host, b.data(), b.bytes()); },
                    [&](const void* host) {
                      Device& device = stream.device();
@@ -319,8 +319,8 @@ std::vector<const FlatState*> ModelStates::lasting() const {
 
 Segment ModelStates::RangeOf(const FlatState& state, StatePart part,
                              const SegmentRef& ref) const {
-  return part == StatePart::kHeld ? state.HeldRange(ref)
-                                  : plan_->Piece(plan_->segment(ref), rank_);
+  return part == StatePart::kLocal ? state.LocalRange(ref)
+                                   : plan_->Shard(plan_->segment(ref), rank_);
 }
 
 void ModelStates::ForEachRun(const FlatState& state, StatePart part,
@@ -400,9 +400,9 @@ void ModelStates::Fill(StatePart part, const ValuesFn& values,
     values(*run.parameter, run.begin, run.place.elems, exact.data());
     write(0, run.values);
     if (!master_.defined() || !master_.Has(run.segment)) return;
-    const Segment held = master_.HeldRange(run.segment);
-    const int64_t begin = std::max(run.place.begin, held.begin);
-    const int64_t end = std::min(run.place.end(), held.end());
+    const Segment local = master_.LocalRange(run.segment);
+    const int64_t begin = std::max(run.place.begin, local.begin);
+    const int64_t end = std::min(run.place.end(), local.end());
     if (begin >= end) return;
     write(begin - run.place.begin,
           master_.Values(run.segment, {begin, end - begin}));

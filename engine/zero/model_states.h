@@ -53,9 +53,9 @@ struct StateRun {
   Tensor rest = {};    // lower bits of split masters; undefined: none
 };
 
-// The elements meant: all that a rank stores, or its own piece of every
-// segment. The pieces of a group's ranks cover each element of the model once.
-enum class StatePart { kHeld, kOwned };
+// The elements meant: all that a rank stores, or its own shard of every
+// segment. The shards of a group's ranks cover each element of the model once.
+enum class StatePart { kLocal, kShard };
 
 struct StateOptions {
   DType param_dtype = DType::kF32;

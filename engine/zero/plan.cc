@@ -209,37 +209,38 @@ std::vector<PlannedUnit> PlanUnits(const std::vector<UnitSpec>& specs,
   return units;
 }
 
-void FindNeeds(const std::vector<UnitSpec>& specs, Plan* plan) {
+void FindRequiredUnits(const std::vector<UnitSpec>& specs, Plan* plan) {
   std::map<std::string, int> place;  // the unit, or its first part's
   std::vector<PlannedUnit>& units = plan->units;
   const int num_units = static_cast<int>(units.size());
   for (int u = 0; u < plan->num_computing; ++u) {
     PlannedUnit& unit = units[u];
+    std::vector<int>& required = unit.required_units;
     for (const std::string& name : unit.borrowed) {
       const auto found = place.find(name);
       ZERO_CHECK(found != place.end())
           << unit.name << " borrows " << name
           << ", which is not a parameter of an earlier unit";
       const bool parts = units[found->second].part.count > 1;
-      unit.needs.push_back(found->second + (parts ? unit.part.number : 0));
+      required.push_back(found->second + (parts ? unit.part.number : 0));
     }
     for (int own = 0; own < num_units; ++own) {
       if (units[own].owner != u) continue;
-      unit.needs.push_back(own);
+      required.push_back(own);
       for (const PlannedParameter& parameter : units[own].parameters) {
         if (parameter.first == 0) place[parameter.spec.name] = own;
       }
     }
-    std::sort(unit.needs.begin(), unit.needs.end());
-    unit.needs.erase(std::unique(unit.needs.begin(), unit.needs.end()),
-                     unit.needs.end());
-    unit.writes = unit.needs;
+    std::sort(required.begin(), required.end());
+    required.erase(std::unique(required.begin(), required.end()),
+                   required.end());
+    unit.writes = required;
     if (specs[unit.model_unit].backward_reads_parameters) {
-      unit.backward_needs = unit.needs;
+      unit.backward_required_units = required;
     } else if (const int first = u - unit.part.number;
                first != u && units[first].padded_elems > 0) {
       // Each part of a lookup also adds positions.
-      unit.needs.insert(unit.needs.begin(), first);
+      required.insert(required.begin(), first);
     }
     for (int table = num_units - 1; table >= plan->num_computing; --table) {
       if (units[table].owner == u) plan->forward_order.push_back(table);
@@ -314,7 +315,9 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
            u < plan->num_computing && table.part.count > 1; ++u) {
         if (std::erase(plan->units[u].writes, t) > 0) table.head_waits = true;
       }
-      if (table.head_waits) plan->units[table.owner].backward_needs = {t};
+      if (table.head_waits) {
+        plan->units[table.owner].backward_required_units = {t};
+      }
       continue;
     }
     table.rows = options.tokens;
@@ -330,8 +333,8 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
   }
 }
 
-// A gradient that is whole anyway, or also written by another unit, is written
-// in one phase.
+// A gradient that every rank has in full, or that another unit also writes, is
+// written in one phase.
 void ChoosePhases(Plan* plan) {
   const bool sharded = plan->shards_gradients();
   const int num_units = static_cast<int>(plan->units.size());
@@ -468,8 +471,8 @@ void ListTransfers(Plan* plan) {
 
 }  // namespace
 
-// A rank keeps its own piece and receives the rest: in a gather from the
-// owners, in a sum all others' addends to its piece.
+// A rank keeps its own shard and receives the rest: in a gather from the
+// owners, in a sum all others' addends to its shard.
 Transfer::Bytes Transfer::BytesOf(int64_t rank) const {
   const int64_t others = partition.axis.size - 1;
   if (others == 0) return {};
@@ -588,7 +591,7 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     plan.units.push_back(std::move(unit));
   }
   if (host_updates) LeaveOnDevice(options.host_share, &plan);
-  FindNeeds(units, &plan);
+  FindRequiredUnits(units, &plan);
   plan.first_trained = FirstTrained(plan);
   int64_t num_segments = 0;
   for (const int u : plan.forward_order) {

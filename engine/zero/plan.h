@@ -4,8 +4,8 @@
 // A unit's parameters lie in one flat buffer, each at a multiple of 64
 // elements, the frozen ones last, in their own segments: they have no gradient
 // and no optimizer. The buffer is cut into fixed segments, each padded to a
-// multiple of 64 * world and into as many equal pieces as there are shards. So
-// reduce-scatter and all-gather run in place for any world size, pieces stay
+// multiple of 64 * world and cut into equal shards, one for each owner. So
+// reduce-scatter and all-gather run in place for any world size, shards stay
 // aligned, and no bucket size ever moves an owner. A ZeRO stage is just a row
 // of PlacementOfStage. Nothing here knows a thread, a device or a file.
 //
@@ -13,7 +13,7 @@
 // into parts of whole rows, none larger than the largest other unit. Segments
 // never cross a part, and products with the table go part by part. With
 // `vocabulary_parts` each part is a unit, with the same bits: neither the table
-// nor its gradient is whole on a rank, and the lookup and the head compute part
+// nor its gradient is full on a rank, and the lookup and the head compute part
 // by part. The head recomputes its logits in backward, unless a micro-batch has
 // few.
 //
@@ -34,8 +34,8 @@
 // gradients are in memory.
 //
 // The ranks are a mesh of two axes. Along `shard`, consecutive ranks, the
-// states are cut into pieces, so each such group has all of them; along
-// `replicate` ranks have the same pieces. One group is ZeRO; several are MiCS
+// states are cut into shards, so each such group has all of them; along
+// `replicate` ranks have the same shards. One group is ZeRO; several are MiCS
 // and FSDP's hybrid sharding. A parameter server is a single owner on the axis.
 //
 // Invariants: parameters are disjoint; segments tile the unit;
@@ -73,8 +73,8 @@ struct UnitSpec {
   bool backward_reads_parameters = true;
 };
 
-// How one model state is placed on the data-parallel ranks: whole on every
-// rank, or on each rank the part it owns.
+// How one model state is placed on the data-parallel ranks: in full on every
+// rank, or on each rank the shards it owns.
 enum class Placement { kReplicated, kSharded };
 
 struct StatePlacement {
@@ -128,20 +128,20 @@ struct Axis {
   int64_t PlaceOf(int64_t rank) const { return rank / stride % size; }
 };
 
-// How flat arrays are divided over an axis: into `owners` equal pieces, owned
+// How flat arrays are divided over an axis: into `owners` equal shards, owned
 // in order by its first ranks; the others own nothing.
 struct Partition {
   Axis axis;
   int64_t owners = 1;
 
   bool operator==(const Partition&) const = default;
-  // Whether every rank of the axis owns a piece.
+  // Whether every rank of the axis owns a shard.
   bool even() const { return owners == axis.size; }
-  // The piece of `elems` that `rank` owns.
+  // How many of `elems` are in the shard of `rank`.
   int64_t OwnedElems(int64_t elems, int64_t rank) const {
     return axis.PlaceOf(rank) < owners ? elems / owners : 0;
   }
-  Segment Piece(const Segment& segment, int64_t rank) const {
+  Segment Shard(const Segment& segment, int64_t rank) const {
     const int64_t elems = OwnedElems(segment.elems, rank);
     return {segment.begin + elems * axis.PlaceOf(rank), elems};
   }
@@ -157,13 +157,13 @@ struct Codec {
 };
 
 // The data that one collective moves between the ranks of an axis: owners give
-// their pieces to all (kGather), or get the sum over all of them (kSum).
+// their shards to all (kGather), or get the sum over all of them (kSum).
 struct Transfer {
   enum class Kind { kGather, kSum };
 
   Kind kind = Kind::kGather;
   Partition partition;
-  int64_t elems = 0;  // of all pieces
+  int64_t elems = 0;  // of all shards
   Codec codec;
 
   bool operator==(const Transfer&) const = default;
@@ -232,9 +232,9 @@ struct PlannedUnit {
   std::vector<std::string> borrowed;
   // The units whose parameters must be in place while this one runs forward,
   // ascending: itself, its tables, and those that own the borrowed ones.
-  std::vector<int> needs;
+  std::vector<int> required_units;
   // The units whose parameters its backward reads as well.
-  std::vector<int> backward_needs;
+  std::vector<int> backward_required_units;
   // The units whose gradients its backward writes.
   std::vector<int> writes;
   // The unit that computes with these parameters first: itself, or the model's
@@ -296,7 +296,7 @@ struct Bucket {
 };
 
 struct Plan {
-  // Alignment of every parameter and piece, in elements.
+  // Alignment of every parameter and shard, in elements.
   static constexpr int64_t kAlignElems = 64;
   // Units above this are cut into several segments: 16 MiB of fp32, small
   // enough that the first reduction of a step starts early.
@@ -337,9 +337,9 @@ struct Plan {
   int64_t trained_elems = 0;  // likewise
   int64_t num_trained_segments = 0;
 
-  // Rank r's piece of a segment, in the unit's elements.
-  Segment Piece(const Segment& segment, int64_t rank) const {
-    return owners.Piece(segment, rank);
+  // Rank r's shard of a segment, in the unit's elements.
+  Segment Shard(const Segment& segment, int64_t rank) const {
+    return owners.Shard(segment, rank);
   }
   // How many of a state's `elems` are on one rank.
   int64_t StateElems(int64_t elems, Placement placement,

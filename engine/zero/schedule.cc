@@ -45,10 +45,10 @@ bool Contains(const std::vector<int>& units, int unit) {
 }
 
 // The units whose parameters a computation reads.
-const std::vector<int>& NeedsOf(const Action& action, const Plan& plan) {
+const std::vector<int>& RequiredUnits(const Action& action, const Plan& plan) {
   const PlannedUnit& unit = plan.units[action.index];
-  return action.kind == ActionKind::kBackward ? unit.backward_needs
-                                              : unit.needs;
+  return action.kind == ActionKind::kBackward ? unit.backward_required_units
+                                              : unit.required_units;
 }
 
 StreamRole StreamOf(const Action& action, const Plan& plan) {
@@ -130,7 +130,7 @@ class Builder {
 
   // The units whose parameters computation i reads.
   const std::vector<int>& Needs(size_t i) const {
-    return NeedsOf(computations_[i], plan_);
+    return RequiredUnits(computations_[i], plan_);
   }
 
   int64_t Elems(int unit) const { return plan_.units[unit].padded_elems; }
@@ -696,7 +696,7 @@ class WaitFinder {
   }
 
   void VisitComputation(const Action& action) {
-    for (int needed : NeedsOf(action, plan_)) {
+    for (int needed : RequiredUnits(action, plan_)) {
       waits_.insert(bringing_[needed].begin(), bringing_[needed].end());
     }
   }

@@ -32,7 +32,7 @@ enum class ActionKind {
   kRelease,           // unit: gives its gathered parameters' buffer back
   kReduce,            // bucket: starts reducing its gradients; of rows:
                       // gathering them
-  kReduceAcross,      // bucket: starts adding this rank's pieces of it, which
+  kReduceAcross,      // bucket: starts adding this rank's shards of it, which
                       // hold the group's sums, over the groups
   kOffload,           // bucket: starts copying what this rank owns of it to
                       // the host; of rows: all of them

@@ -44,7 +44,7 @@ bool IsBefore(const SegmentRef& a, const SegmentRef& b) {
 
 void StateAccess::Initialize(uint64_t seed) {
   states_->Fill(
-      StatePart::kHeld,
+      StatePart::kLocal,
       [seed](const Parameter& parameter, int64_t begin, int64_t count,
              float* out) { InitialValues(parameter, seed, begin, count, out); },
       *upload_, *compute_);
@@ -52,7 +52,7 @@ void StateAccess::Initialize(uint64_t seed) {
 }
 
 absl::Status StateAccess::Load(const ModelStates::ValuesFn& values) {
-  states_->Fill(StatePart::kOwned, InFirstGroup() ? values : nullptr, *upload_,
+  states_->Fill(StatePart::kShard, InFirstGroup() ? values : nullptr, *upload_,
                 *compute_);
   ZERO_RETURN_IF_ERROR(numbers_->Meet("weights are read"));
   ZERO_RETURN_IF_ERROR(Share(states_->params()));
@@ -68,7 +68,7 @@ absl::Status StateAccess::Exchange() {
 }
 
 std::vector<StateAccess::KeptPiece> StateAccess::KeptPieces() const {
-  return PartOfPieces(plan_->replicate.PlaceOf(rank_->rank()),
+  return PartOfShards(plan_->replicate.PlaceOf(rank_->rank()),
                       plan_->replicate.size);
 }
 
@@ -82,7 +82,7 @@ int64_t StateAccess::KeptBytes() const {
   return bytes;
 }
 
-std::vector<StateAccess::KeptPiece> StateAccess::PartOfPieces(int part,
+std::vector<StateAccess::KeptPiece> StateAccess::PartOfShards(int part,
                                                               int parts) const {
   std::vector<KeptPiece> pieces;
   // Ranges are ordered by state: so neighbours in a file have one dtype and are
@@ -92,18 +92,18 @@ std::vector<StateAccess::KeptPiece> StateAccess::PartOfPieces(int part,
       const auto states = states_->kept(ref);
       most = std::max(most, states.size());
       if (i >= states.size()) continue;
-      const Segment whole = plan_->Piece(plan_->segment(ref), rank_->rank());
-      const int64_t begin = whole.elems * part / parts;
-      const int64_t elems = whole.elems * (part + 1) / parts - begin;
+      const Segment shard = plan_->Shard(plan_->segment(ref), rank_->rank());
+      const int64_t begin = shard.elems * part / parts;
+      const int64_t elems = shard.elems * (part + 1) / parts - begin;
       if (elems == 0) continue;
       const auto& [name, dtype, from] = states[i];
       const auto slice = [&, begin = begin](const FlatState* of) {
-        return of == nullptr ? Tensor() : of->Piece(ref).Slice(begin, {elems});
+        return of == nullptr ? Tensor() : of->Shard(ref).Slice(begin, {elems});
       };
       pieces.push_back({name,
                         dtype,
                         ref,
-                        {whole.begin + begin, elems},
+                        {shard.begin + begin, elems},
                         slice(from.values),
                         slice(from.rest)});
     }
@@ -192,7 +192,7 @@ std::vector<StateAccess::KeptRange> StateAccess::RangesToRestore(
     const std::vector<KeptPiece>& owned) const {
   std::vector<KeptRange> ranges;
   states_->ForEachRun(
-      states_->params(), StatePart::kOwned, [&](const StateRun& run) {
+      states_->params(), StatePart::kShard, [&](const StateRun& run) {
         ranges.push_back({"weight", run.parameter, run.begin, run.place.elems,
                           WeightType(*run.parameter), run.segment});
       });
@@ -211,12 +211,12 @@ std::vector<StateAccess::KeptRange> StateAccess::RangesToRestore(
 }
 
 absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
-  // The first group's ranks read their pieces and send them to the others.
+  // The first group's ranks read their shards and send them to the others.
   std::vector<KeptPiece> owned;
   ReadNextFn next;
   absl::Status status;
   if (InFirstGroup()) {
-    owned = PartOfPieces(0, 1);
+    owned = PartOfShards(0, 1);
     std::erase_if(owned, [&](const KeptPiece& piece) {
       return !has_stale && piece.state == ModelStates::kStale;
     });
@@ -256,7 +256,7 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
     ForEachKept({found.begin(), found.end()}, fill_rest);
   };
   const bool on_disk = plan_->UsesDisk();
-  states_->Fill(StatePart::kOwned,
+  states_->Fill(StatePart::kShard,
                 InFirstGroup() ? ModelStates::ValuesFn(weights) : nullptr,
                 *upload_, *compute_,
                 on_disk ? ModelStates::AddFn(of_segment) : nullptr);
@@ -282,18 +282,18 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
   return absl::OkStatus();
 }
 
-// Sends the first group's pieces to the other groups, and within each to all
+// Sends the first group's shards to the other groups, and within each to all
 // holders.
 absl::Status StateAccess::Share(const FlatState& state) {
-  const bool whole_here = state.sharded() || plan_->shard.size == 1;
-  if (plan_->replicate.size == 1 && whole_here) return rank_->status();
+  const bool full_here = state.sharded() || plan_->shard.size == 1;
+  if (plan_->replicate.size == 1 && full_here) return rank_->status();
   const DType dtype = state.dtype();
-  std::vector<CollectiveSegment> pieces, segments;
+  std::vector<CollectiveSegment> shards, segments;
   const auto send = [&] {
     compute_->Synchronize();
     if (plan_->replicate.size > 1) {
       rank_->across->Broadcast(*reduce_, state.name(), dtype, /*root=*/0,
-                               std::exchange(pieces, {}));
+                               std::exchange(shards, {}));
       reduce_->Synchronize();
     }
     if (plan_->shard.size > 1 && !state.sharded()) {
@@ -305,11 +305,11 @@ absl::Status StateAccess::Share(const FlatState& state) {
     if (!state.Has(ref)) continue;
     const bool on_disk = state.OnDisk(ref.unit);
     if (on_disk) states_->Hold(ref, /*change=*/!InFirstGroup(), *compute_);
-    const Tensor piece = state.Piece(ref);
-    pieces.push_back({piece.data(), piece.data(), piece.num_elems()});
+    const Tensor shard = state.Shard(ref);
+    shards.push_back({shard.data(), shard.data(), shard.num_elems()});
     if (!state.sharded()) {
-      const Tensor whole = state.Whole(ref);
-      segments.push_back({piece.data(), whole.data(), whole.num_elems()});
+      const Tensor full = state.Full(ref);
+      segments.push_back({shard.data(), full.data(), full.num_elems()});
     }
     if (on_disk) send();  // before another segment takes its place
   }
@@ -322,13 +322,13 @@ absl::Status StateAccess::Read(const TakeFn& take) {
   for (const SegmentRef& ref : states_->segments()) {
     const auto [values, rest] = states_->readable(ref);
     states_->Hold(ref, /*change=*/false, *compute_);
-    ZERO_ASSIGN_OR_RETURN(const Tensor whole, Whole(*values, ref));
-    Tensor whole_rest;
+    ZERO_ASSIGN_OR_RETURN(const Tensor full, Full(*values, ref));
+    Tensor full_rest;
     if (rest != nullptr) {
-      ZERO_ASSIGN_OR_RETURN(whole_rest, Whole(*rest, ref));
+      ZERO_ASSIGN_OR_RETURN(full_rest, Full(*rest, ref));
     }
     if (take == nullptr || rank_->device->kind() == DeviceKind::kMeta) continue;
-    states_->ForEachRun(ref, plan_->segment(ref), whole, whole_rest,
+    states_->ForEachRun(ref, plan_->segment(ref), full, full_rest,
                         [&](const StateRun& run) {
                           take(*run.parameter, run.begin, Download(run));
                         });
@@ -336,25 +336,25 @@ absl::Status StateAccess::Read(const TakeFn& take) {
   return rank_->status();
 }
 
-absl::StatusOr<Tensor> StateAccess::Whole(const FlatState& state,
-                                          const SegmentRef& ref) {
-  if (!state.sharded()) return state.Whole(ref);
+absl::StatusOr<Tensor> StateAccess::Full(const FlatState& state,
+                                         const SegmentRef& ref) {
+  if (!state.sharded()) return state.Full(ref);
   const Segment& segment = plan_->segment(ref);
-  const Segment range = plan_->Piece(segment, rank_->rank());
-  const Tensor whole = Tensor::Empty(*arena_, {segment.elems}, state.dtype(),
-                                     MemoryCategory::kGatheredParameters);
-  // Collectives read the device's memory; the piece may be in the host's.
-  const Tensor own = whole.Slice(range.begin - segment.begin, {range.elems});
-  rank_->device->Copy(*compute_, own.data(), state.Piece(ref).data(),
+  const Segment shard = plan_->Shard(segment, rank_->rank());
+  const Tensor full = Tensor::Empty(*arena_, {segment.elems}, state.dtype(),
+                                    MemoryCategory::kGatheredParameters);
+  // Collectives read the device's memory; the shard may be in the host's.
+  const Tensor own = full.Slice(shard.begin - segment.begin, {shard.elems});
+  rank_->device->Copy(*compute_, own.data(), state.Shard(ref).data(),
                       own.bytes());
   // Nothing is in flight between steps, so the host may wait.
   compute_->Synchronize();
-  if (plan_->world == 1) return whole;
+  if (plan_->world == 1) return full;
   wire_->Gather(plan_->units[ref.unit].name, state.dtype(),
-                {{own.data(), whole.data(), segment.elems}});
+                {{own.data(), full.data(), segment.elems}});
   gather_->Synchronize();
   ZERO_RETURN_IF_ERROR(rank_->status());
-  return whole;
+  return full;
 }
 
 const void* StateAccess::OnHost(const Tensor& values,
@@ -388,10 +388,10 @@ absl::StatusOr<std::string> StateAccess::Hash() {
   BlockHash hash;
   for (const SegmentRef& ref : states_->segments()) {
     if (!InFirstGroup()) break;
-    const Segment piece = plan_->Piece(plan_->segment(ref), rank_->rank());
+    const Segment shard = plan_->Shard(plan_->segment(ref), rank_->rank());
     const auto [values, rest] = states_->readable(ref);
-    states_->ForEachRun(ref, piece, values->Piece(ref),
-                        rest != nullptr ? rest->Piece(ref) : Tensor(),
+    states_->ForEachRun(ref, shard, values->Shard(ref),
+                        rest != nullptr ? rest->Shard(ref) : Tensor(),
                         [&](const StateRun& run) {
                           hash.Add(first_block[run.parameter->name] +
                                        run.begin / BlockHash::kBlockElems,
@@ -407,7 +407,7 @@ absl::StatusOr<std::string> StateAccess::Hash() {
 void StateAccess::ForEachRun(
     const std::function<void(const FlatState&, const StateRun&)>& visit) {
   for (const FlatState* state : states_->lasting()) {
-    states_->ForEachRun(*state, StatePart::kHeld, [&](const StateRun& run) {
+    states_->ForEachRun(*state, StatePart::kLocal, [&](const StateRun& run) {
       states_->Hold(run.segment, /*change=*/true, *compute_);
       visit(*state, run);
     });
@@ -415,7 +415,7 @@ void StateAccess::ForEachRun(
   states_->Settle(*compute_);
 }
 
-// Every rank checks its own pieces, which are valid at every stage.
+// Every rank checks its own shards, which are valid at every stage.
 absl::StatusOr<std::string> StateAccess::FirstNonFinite(
     const std::function<const FlatState&(int unit)>& state_of,
     const char* name) {
@@ -436,8 +436,8 @@ absl::StatusOr<std::string> StateAccess::FirstNonFinite(
     if (state.OnDisk(ref.unit)) {
       states_->Hold(ref, /*change=*/false, *compute_);
     }
-    const Segment piece = plan_->Piece(plan_->segment(ref), rank_->rank());
-    states_->ForEachRun(ref, piece, state.Piece(ref), /*rest=*/{}, look);
+    const Segment shard = plan_->Shard(plan_->segment(ref), rank_->rank());
+    states_->ForEachRun(ref, shard, state.Shard(ref), /*rest=*/{}, look);
   }
   double earliest = -static_cast<double>(first);
   ZERO_RETURN_IF_ERROR(

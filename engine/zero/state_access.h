@@ -70,7 +70,7 @@ class StateAccess {
   // (hybrid sharding) divide them. Ordered by state and in plan order; states
   // on a disk, by segment.
   // Order: a rank may call it alone, here and below.
-  struct KeptPiece {    // this rank's of a segment
+  struct KeptPiece {    // of this rank's shard of a segment
     std::string state;  // "weight", "exp_avg"
     DType dtype;        // of a checkpoint
     SegmentRef segment;
@@ -141,8 +141,8 @@ class StateAccess {
   }
 
  private:
-  // Part `part` of `parts` equal parts of this rank's elements.
-  std::vector<KeptPiece> PartOfPieces(int part, int parts) const;
+  // Part `part` of `parts` equal parts of this rank's shards.
+  std::vector<KeptPiece> PartOfShards(int part, int parts) const;
   // The ranges that Restore fills, in this order: weights, then the rest of
   // `owned`. States on a disk come segment by segment, so that each is written
   // once.
@@ -152,8 +152,8 @@ class StateAccess {
   // The address of `values` for the host: their own, or that of a copy in
   // `copied` if the device has its own memory.
   const void* OnHost(const Tensor& values, std::vector<char>& copied);
-  // A whole segment, gathered if it is sharded.
-  absl::StatusOr<Tensor> Whole(const FlatState& state, const SegmentRef& ref);
+  // A full segment, gathered if it is sharded.
+  absl::StatusOr<Tensor> Full(const FlatState& state, const SegmentRef& ref);
   // The values of a run in fp32, valid until the next call.
   absl::Span<const float> Download(const StateRun& run);
   absl::StatusOr<std::string> FirstNonFinite(

@@ -40,7 +40,7 @@ SwappedStates::SwappedStates(const Rank& rank, const Plan& plan,
     for (int s = 0; s < static_cast<int>(unit.segments.size()); ++s) {
       const bool trained = s < unit.num_trained_segments;
       Place& place = places_[u][s];
-      place.elems = plan.Piece(unit.segments[s], rank.rank()).elems;
+      place.elems = plan.Shard(unit.segments[s], rank.rank()).elems;
       const auto add = [&](int64_t bytes) {
         pieces_.push_back(bytes);
         return static_cast<int>(pieces_.size()) - 1;

@@ -10,7 +10,7 @@ namespace {
 struct Run {
   UpdateRange range;
   int64_t tensor = 0;
-  bool own = true;  // in one of this rank's pieces
+  bool own = true;  // in one of this rank's shards
 };
 
 // Adjacent parameters of equal decay (except alignment gaps, whose gradients
@@ -37,14 +37,14 @@ std::vector<Run> RunsOfUnit(const PlannedUnit& unit, const UpdateRules& rules,
   return runs;
 }
 
-// Cuts every run where a segment or this rank's piece of it begins or ends.
-std::vector<Run> CutAtOwnPieces(const Plan& plan, const PlannedUnit& unit,
+// Cuts every run where a segment or this rank's shard of it begins or ends.
+std::vector<Run> CutAtOwnShards(const Plan& plan, const PlannedUnit& unit,
                                 int64_t rank, const std::vector<Run>& runs) {
   std::vector<Run> parts;
   for (const Run& run : runs) {
     for (const Segment& segment : unit.segments) {
-      const Segment piece = plan.Piece(segment, rank);
-      const int64_t cuts[] = {segment.begin, piece.begin, piece.end(),
+      const Segment shard = plan.Shard(segment, rank);
+      const int64_t cuts[] = {segment.begin, shard.begin, shard.end(),
                               segment.end()};
       for (int i = 0; i < 3; ++i) {
         Run part = run;
@@ -58,17 +58,17 @@ std::vector<Run> CutAtOwnPieces(const Plan& plan, const PlannedUnit& unit,
   return parts;
 }
 
-// The runs in this rank's pieces, as local elements.
+// The runs in this rank's shards, as local elements.
 std::vector<Run> OwnRuns(const Plan& plan, const PlannedUnit& unit,
                          int64_t rank, const std::vector<Run>& runs) {
   std::vector<Run> own;
   for (const Segment& segment : unit.segments) {
-    const Segment piece = plan.Piece(segment, rank);
+    const Segment shard = plan.Shard(segment, rank);
     const int64_t shift =
-        piece.begin - plan.owners.OwnedElems(segment.begin, rank);
+        shard.begin - plan.owners.OwnedElems(segment.begin, rank);
     for (Run run : runs) {
-      run.range.begin = std::max(run.range.begin, piece.begin) - shift;
-      run.range.end = std::min(run.range.end, piece.end()) - shift;
+      run.range.begin = std::max(run.range.begin, shard.begin) - shift;
+      run.range.end = std::min(run.range.end, shard.end()) - shift;
       run.range.shift = shift;
       if (run.range.begin < run.range.end) own.push_back(run);
     }
@@ -107,7 +107,7 @@ UpdatePlan MakeUpdatePlan(const Plan& plan, int64_t rank,
     if (plan.placement.optimizer == Placement::kSharded) {
       runs[u] = OwnRuns(plan, unit, rank, runs[u]);
     } else if (rules.tensor_norms) {
-      runs[u] = CutAtOwnPieces(plan, unit, rank, runs[u]);
+      runs[u] = CutAtOwnShards(plan, unit, rank, runs[u]);
     }
   }
   if (rules.tensor_norms) update.max_ranges = MaxRanges(plan);

@@ -2,7 +2,7 @@
 // pure function of the plan.
 //
 // Four index spaces meet here. An element of a *unit* is counted in the unit's
-// flat buffer. A rank's *local* elements are its pieces of that buffer, laid
+// flat buffer. A rank's *local* elements are its shards of that buffer, laid
 // end to end; in a replicated array they are the unit's.
 // A *global* number, first_element plus the element of the unit, is the same
 // for any number of ranks.
@@ -39,7 +39,7 @@ struct UpdatePlan {
   // Trained parameters. With tensor_norms, numbered in plan order.
   int64_t num_tensors = 0;
   // Slots [k * num_tensors + t], k < max_ranges, are this rank's own ranges of
-  // tensor t, in order; later ones belong to other ranks' pieces.
+  // tensor t, in order; later ones belong to other ranks' shards.
   int64_t max_ranges = 0;
   int64_t num_slots = 0;
 };

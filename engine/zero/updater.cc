@@ -97,7 +97,7 @@ std::vector<SquaredSpan> Updater::SpansOf(int unit) const {
   std::vector<SquaredSpan> spans;
   for (int s = 0; s < planned.num_trained_segments; ++s) {
     spans.push_back(
-        {.src = states_->reduced_grads(unit).Piece({unit, s}).vector(),
+        {.src = states_->reduced_grads(unit).Shard({unit, s}).vector(),
          .out = squares + planned.first_trained_segment + s});
   }
   return spans;
@@ -110,18 +110,18 @@ void Updater::SumSquares(int unit) {
       });
 }
 
-// Every rank sums the squares of its own pieces in segment order into one
-// number, even if it has all pieces. The numbers are gathered and added in rank
-// order: the same bits at every stage, and 16 bytes per rank. Other groups have
-// the same pieces: only the first group's count.
+// Every rank sums the squares of its own shards in segment order into one
+// number, even if it has all of them. The numbers are gathered and added in
+// rank order: the same bits at every stage, and 16 bytes per rank. Other groups
+// have the same shards: only the first group's count.
 void Updater::Norm(const StepInput& input, StepScalars* scalars) {
   on_device_.scalars = scalars;
   const int64_t world = plan_->world, rank = rank_->rank();
   Device& device = *rank_->device;
-  const Tensor& of_pieces = on_device_.squares;
+  const Tensor& of_shards = on_device_.squares;
   if (any_on_host()) {
-    device.Copy(*compute_, of_pieces.data(), on_host_.squares.data(),
-                of_pieces.bytes());
+    device.Copy(*compute_, of_shards.data(), on_host_.squares.data(),
+                of_shards.bytes());
   }
   std::vector<SquaredSpan> spans;
   for (int u = 0; u < static_cast<int>(plan_->units.size()); ++u) {
@@ -132,8 +132,8 @@ void Updater::Norm(const StepInput& input, StepScalars* scalars) {
   double* const squares = rank_squares_.As<double>();
   double* const losses = rank_losses_.As<double>();
   ops_->Sum(*compute_,
-            {.src = of_pieces.As<double>(),
-             .size = CountsPieces() ? plan_->num_trained_segments : 0,
+            {.src = of_shards.As<double>(),
+             .size = CountsShards() ? plan_->num_trained_segments : 0,
              .out = squares + rank});
   device.Copy(*compute_, losses + rank, &scalars->loss_sum, sizeof(double));
   numbers_->Gather(kStepCollective, {rank_squares_, rank_losses_});
@@ -185,8 +185,8 @@ Updater::View Updater::ViewOf(int unit, int segment, const Piece& piece,
   const FlatState& master = states_->master();
   const StepScalars& scalars = *NumbersOf(unit).scalars;
   const auto part = [&](const FlatState& state) {
-    if (by_segment) return state.Piece({unit, segment});
-    return state.sharded() ? state.Held(unit, piece.local) : state.Held(unit);
+    if (by_segment) return state.Shard({unit, segment});
+    return state.sharded() ? state.Local(unit, piece.local) : state.Local(unit);
   };
   View view;
   view.state = {.param = part(params).vector(),
@@ -219,7 +219,7 @@ void Updater::Moments(int unit, int segment, const StepInput& input) {
   }
 }
 
-// Every rank measures its own pieces of a parameter, even if it has all of it:
+// Every rank measures its own shards of a parameter, even if it has all of it:
 // two numbers per parameter, gathered and added in rank order, so that the
 // ratios have the same bits at every stage.
 void Updater::TensorNorms() {
@@ -228,7 +228,7 @@ void Updater::TensorNorms() {
   const int64_t row = 2 * updates_.num_tensors;
   const Tensor own = rank_totals_.Slice(rank_->rank() * row, {row});
   ops_->Fill(*compute_, {own.vector(), 0});
-  if (CountsPieces()) {
+  if (CountsShards()) {
     // Each tensor is measured in one memory; its sums in the other are zero.
     std::vector<Tensor> slots = {
         on_device_.slots.Slice(0, {updates_.max_ranges * row})};

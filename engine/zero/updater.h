@@ -61,7 +61,7 @@ class Updater {
   // Numbers of a step, in the memory where a unit is updated.
   struct Numbers {
     StepScalars* scalars = nullptr;
-    // The sum of squares of this rank's piece of every segment.
+    // The sum of squares of this rank's shard of every segment.
     Tensor squares;
     // Two sums of every tensor, and of every slot.
     Tensor totals, slots;
@@ -87,9 +87,9 @@ class Updater {
   void Run(bool on_host, Work work);
   std::vector<SquaredSpan> SpansOf(int unit) const;
   void AddRows(const std::vector<Tensor>& rows, const Tensor& dst);
-  // Whether this rank's pieces are counted: other groups have the same pieces,
+  // Whether this rank's shards are counted: other groups have the same shards,
   // so only the first group counts.
-  bool CountsPieces() const { return rank_->rank() < plan_->owners.owners; }
+  bool CountsShards() const { return rank_->rank() < plan_->owners.owners; }
 
   const Rank* rank_;
   Ops* ops_;

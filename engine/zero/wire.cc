@@ -80,11 +80,11 @@ void Wire::GatherUnit(int unit, const FlatState& params,
   std::vector<CollectiveSegment> segments;
   for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
     const Segment& segment = planned.segments[s];
-    const Segment piece = plan_->Piece(segment, rank_->rank());
+    const Segment shard = plan_->Shard(segment, rank_->rank());
     // Data from the host is already in place.
     const Tensor own = plan_->FetchesParameters(unit)
-                           ? gathered.Slice(piece.begin, {piece.elems})
-                           : params.Piece({unit, s});
+                           ? gathered.Slice(shard.begin, {shard.elems})
+                           : params.Shard({unit, s});
     segments.push_back({own.data(),
                         gathered.Slice(segment.begin, {segment.elems}).data(),
                         segment.elems});
@@ -98,7 +98,7 @@ void Wire::GatherUpdated(int index, const FlatState& params) {
   const Bucket& bucket = plan_->gather_buckets[index];
   std::vector<CollectiveSegment> segments;
   for (const SegmentRef& ref : bucket.segments) {
-    segments.push_back({params.Piece(ref).data(), params.Whole(ref).data(),
+    segments.push_back({params.Shard(ref).data(), params.Full(ref).data(),
                         plan_->segment(ref).elems});
   }
   for (const Transfer& transfer : bucket.transfers) {
@@ -114,11 +114,11 @@ void Wire::Reduce(int index, const Tensor& gradients, const FlatState& grads,
   for (const SegmentRef& ref : bucket.segments) {
     const Segment& segment = plan_->segment(ref);
     if (!plan_->shards_gradients()) {
-      parts.push_back({grads.Whole(ref), grads.Piece(ref)});
+      parts.push_back({grads.Full(ref), grads.Shard(ref)});
       continue;
     }
     const int64_t phase = plan_->units[ref.unit].phases[bucket.phase].begin;
-    const Segment piece = plan_->Piece(segment, rank_->rank());
+    const Segment shard = plan_->Shard(segment, rank_->rank());
     // No rank reads this rank's addends in front of the bucket any more.
     const int64_t packed_end = plan_->StateElems(
         segment.end() - phase, Placement::kSharded, rank_->rank());
@@ -128,14 +128,14 @@ void Wire::Reduce(int index, const Tensor& gradients, const FlatState& grads,
     parts.push_back(
         {gradients.Slice(segment.begin - phase, {segment.elems}),
          adds || sums == Sums::kKept || in_front
-             ? grads.Piece(ref)
-             : gradients.Slice(piece.begin - phase, {piece.elems})});
+             ? grads.Shard(ref)
+             : gradients.Slice(shard.begin - phase, {shard.elems})});
   }
   ReduceParts(*rank_->reduce, NameOf(bucket), bucket.transfers, parts, adds,
               arena);
   if (sums != Sums::kPacked) return;
   for (size_t i = 0; i < parts.size(); ++i) {
-    MoveToFront(parts[i].own, grads.Piece(bucket.segments[i]));
+    MoveToFront(parts[i].own, grads.Shard(bucket.segments[i]));
   }
 }
 
@@ -154,10 +154,10 @@ void Wire::ReduceAcross(int index, const FlatState& grads, Arena& arena) {
   const Bucket& bucket = plan_->reduce_buckets[index];
   std::vector<Part> parts;
   for (const SegmentRef& ref : bucket.segments) {
-    const Tensor piece = grads.Piece(ref);
-    const int64_t elems = piece.num_elems() / plan_->replicate.size;
+    const Tensor shard = grads.Shard(ref);
+    const int64_t elems = shard.num_elems() / plan_->replicate.size;
     parts.push_back(
-        {piece, piece.Slice(rank_->across->rank() * elems, {elems})});
+        {shard, shard.Slice(rank_->across->rank() * elems, {elems})});
   }
   ReduceParts(*rank_->across, absl::StrCat(NameOf(bucket), " across groups"),
               bucket.across, parts, /*accumulate=*/false, arena);
@@ -207,23 +207,23 @@ void Wire::ReduceParts(Communicator& comm, const std::string& name,
   std::vector<CollectiveSegment> sums, totals;
   std::vector<Conversion> before, after;
   int64_t sent_elems = 0;
-  for (auto [whole, own] : parts) {
+  for (auto [full, own] : parts) {
     if (converts) {
-      const Tensor sent = sent_gradients_.Slice(sent_elems, whole.shape());
+      const Tensor sent = sent_gradients_.Slice(sent_elems, full.shape());
       const Tensor sent_own =
           sent.Slice(comm.rank() * own.num_elems(), own.shape());
-      sent_elems += whole.num_elems();
-      before.push_back({whole.vector(), sent.vector()});
+      sent_elems += full.num_elems();
+      before.push_back({full.vector(), sent.vector()});
       const Tensor& result = all ? sent : sent_own;
       if (result.num_elems() > 0) {
         after.push_back(
-            {result.vector(), (all ? whole : own).vector(), accumulate});
+            {result.vector(), (all ? full : own).vector(), accumulate});
       }
-      whole = sent;
+      full = sent;
       own = sent_own;
     }
-    sums.push_back({whole.data(), own.data(), whole.num_elems()});
-    totals.push_back({own.data(), whole.data(), whole.num_elems()});
+    sums.push_back({full.data(), own.data(), full.num_elems()});
+    totals.push_back({own.data(), full.data(), full.num_elems()});
   }
   if (converts) Convert(std::move(before));
   Start(comm, *reduce_, name, transfers[0], std::move(sums),

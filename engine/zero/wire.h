@@ -47,11 +47,11 @@ class Wire {
   // ranks or none: if one rank cannot register its memory, none may.
   absl::Status Register(const std::vector<Arena*>& arenas);
 
-  // Starts gathering segments on all ranks: `send` is the owner's piece, `recv`
-  // the whole segment.
+  // Starts gathering segments on all ranks: `send` is the owner's shard, `recv`
+  // the full segment.
   void Gather(const std::string& name, DType dtype,
               std::vector<CollectiveSegment> segments);
-  // Gathers a whole unit into `gathered` [padded elems], which holds the part
+  // Gathers a full unit into `gathered` [padded elems], which holds the part
   // fetched from the host.
   void GatherUnit(int unit, const FlatState& params, const Tensor& gathered);
   // Gathers a bucket of updated, replicated parameters.
@@ -59,7 +59,7 @@ class Wire {
 
   // Starts reducing a bucket: to its owners, and back to all if all update. If
   // `grads` is sharded, `gradients` has those of the bucket's phase, and the
-  // sums of this rank's pieces go to `sums`. Send buffers come from `arena`.
+  // sums of this rank's shards go to `sums`. Send buffers come from `arena`.
   enum class Sums {
     kInPlace,  // they replace this rank's addends
     kPacked,   // the same, then moved to the front of `gradients`, where
@@ -69,7 +69,7 @@ class Wire {
   };
   void Reduce(int bucket, const Tensor& gradients, const FlatState& grads,
               Sums sums, Arena& arena);
-  // Starts adding up this rank's pieces of a bucket over the groups.
+  // Starts adding up this rank's shards of a bucket over the groups.
   void ReduceAcross(int bucket, const FlatState& grads, Arena& arena);
   // Starts gathering this rank's tokens and rows (`own`) in its group, or from
   // there in all groups, into `all`, in rank order.
@@ -83,7 +83,7 @@ class Wire {
   // The memory that is reduced: all of it, and the part that this rank owns
   // (none on a server's workers). Parts are in rank order.
   struct Part {
-    Tensor whole, own;
+    Tensor full, own;
   };
   // dst (+)= src, rounded once.
   struct Conversion {

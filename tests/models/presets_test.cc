@@ -59,14 +59,14 @@ TEST(PresetsTest, FlopsPerTokenFollowPalmsConvention) {
   // In a block of 12 * 768^2 weights, 3 + 4 are those of q, k, v and the FFN's
   // first layer; fully 1 more and a forward attention.
   const ModelConfig gpt2 = Preset("gpt2");
-  EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kNothing), 0);
+  EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kKeepAll), 0);
   EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kOff), 0);
   EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kSelective),
             2.0 * 12 * 7 * 768 * 768);
   EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kFull),
             2.0 * 12 * 8 * 768 * 768 + 4.0 * 12 * 768 * 1024);
   // Norms of 768 and GELU of 4 * 768, each read and written.
-  EXPECT_EQ(RecomputedPassElemsPerToken(gpt2, Recompute::kNothing), 0);
+  EXPECT_EQ(RecomputedPassElemsPerToken(gpt2, Recompute::kKeepAll), 0);
   EXPECT_EQ(RecomputedPassElemsPerToken(gpt2, Recompute::kOff),
             12.0 * 2 * (2 * 768 + 4 * 768));
   // Qwen3's heads are wider together (16 * 128) than the model (1024).

@@ -64,7 +64,7 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
           ? absl::StrCat("activation_checkpointing.granularity=",
                          RecomputeName(recompute))
           : absl::StrCat("activation_checkpointing.keep_all=",
-                         recompute == Recompute::kNothing ? "true" : "false"));
+                         recompute == Recompute::kKeepAll ? "true" : "false"));
   // Groups need states to shard; stage 0 shards none.
   if (stage == 0) {
     run.sets.push_back("zero_optimization.mics_shard_size=auto");

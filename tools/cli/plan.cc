@@ -123,13 +123,13 @@ void PrintUnits(const Plan& plan, Console* console) {
     if (!plan.owners.even() && !unit.segments.empty()) {
       absl::StrAppend(&text, ", rank 0 owns all");
     } else if (!unit.segments.empty() && plan.world > 1) {
-      const std::string piece =
-          WithCommas(plan.Piece(unit.segments.front(), 0).elems);
-      absl::StrAppendFormat(&text, ", of each rank r owns [%s %s, +%s)", piece,
+      const std::string shard =
+          WithCommas(plan.Shard(unit.segments.front(), 0).elems);
+      absl::StrAppendFormat(&text, ", of each rank r owns [%s %s, +%s)", shard,
                             plan.replicate.size == 1
                                 ? "r"
                                 : absl::StrFormat("(r %% %d)", plan.shard.size),
-                            piece);
+                            shard);
     }
     if (!unit.borrowed.empty()) {
       absl::StrAppend(&text, ", borrows ", absl::StrJoin(unit.borrowed, ", "));

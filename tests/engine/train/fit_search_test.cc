@@ -91,7 +91,7 @@ TEST_F(FitSearchTest, ProposesTheLargestMicroBatchThatFits) {
       EXPECT_EQ(fit.micro_batch * fit.accumulation, kSequences);
       EXPECT_LE(fit.peak_bytes, memory);
       EXPECT_EQ(fit.peak_bytes, PeakOf(WithProposal(config_, fit)));
-      if (fit.recompute == Recompute::kNothing) {
+      if (fit.recompute == Recompute::kKeepAll) {
         EXPECT_EQ(fit.micro_batch, kSequences);
       }
       if (i > 0) {
@@ -137,7 +137,7 @@ TEST_F(FitSearchTest, LessShardingAndLessRecomputeAreProposedToo) {
   const std::vector<FitProposal> fits = Fits(int64_t{1} << 40);
   ASSERT_FALSE(fits.empty());
   EXPECT_LT(fits.front().stage, 3);
-  EXPECT_EQ(fits.front().recompute, Recompute::kNothing);
+  EXPECT_EQ(fits.front().recompute, Recompute::kKeepAll);
   EXPECT_NE(fits.front().Patch(config_).find(
                 "activation_checkpointing.enabled=false "
                 "activation_checkpointing.keep_all=true"),

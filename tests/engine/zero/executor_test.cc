@@ -762,7 +762,7 @@ TEST_F(ExecutorTest, TheSameRunGivesTheSameBitsInEveryPrecision) {
       for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kQwen3}) {
         std::vector<Floats> results;
         for (Recompute recompute :
-             {Recompute::kOff, Recompute::kOff, Recompute::kNothing,
+             {Recompute::kOff, Recompute::kOff, Recompute::kKeepAll,
               Recompute::kSelective, Recompute::kFull}) {
           ExecutorOptions options = Options();
           options.param_dtype = dtype;

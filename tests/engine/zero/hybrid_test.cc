@@ -98,7 +98,7 @@ TEST(HybridTest, BytesOfBothAxesAreTheFormula) {
             if (stage < 3) {
               EXPECT_EQ(sent.gathered, formula.gathered);
             }
-            // Twice (R - 1) / R of a piece, and once in both micro-steps.
+            // Twice (R - 1) / R of a shard, and once in both micro-steps.
             const int64_t groups = 6 / shards;
             EXPECT_EQ(sent.across, 2 * 4 * plan.padded_elems / shards / groups *
                                        (groups - 1));

@@ -201,11 +201,11 @@ TEST_F(MemoryTest, ABlocksActivationsAreTheClosedFormula) {
   // 16-bit activations, with c = kv heads / heads and SwiGLU fused; Qwen3 keeps
   // q and k, whose heads it normalizes, twice.
   const int64_t lse = 4 * n * s * b;
-  EXPECT_EQ(per_layer(ModelFamily::kGpt2, Recompute::kNothing),
+  EXPECT_EQ(per_layer(ModelFamily::kGpt2, Recompute::kKeepAll),
             32 * s * b * h + lse + 16 * s * b);
-  EXPECT_EQ(per_layer(ModelFamily::kLlama, Recompute::kNothing),
+  EXPECT_EQ(per_layer(ModelFamily::kLlama, Recompute::kKeepAll),
             s * b * (12 * h + 4 * h / 2 + 6 * f) + lse + 8 * s * b);
-  EXPECT_EQ(per_layer(ModelFamily::kQwen3, Recompute::kNothing),
+  EXPECT_EQ(per_layer(ModelFamily::kQwen3, Recompute::kKeepAll),
             s * b * (14 * h + 6 * h / 2 + 6 * f) + lse + 8 * s * b +
                 4 * (n + n / 2) * s * b);
   // Less what backward computes again in one pass over memory: two norms'
@@ -232,7 +232,7 @@ TEST_F(MemoryTest, RecomputeLowersThePeak) {
     const auto peak = [&](Recompute recompute) {
       return PeakActivations(config, DType::kF32, recompute, 2, 64);
     };
-    EXPECT_LT(peak(Recompute::kOff), 0.75 * peak(Recompute::kNothing));
+    EXPECT_LT(peak(Recompute::kOff), 0.75 * peak(Recompute::kKeepAll));
     EXPECT_LT(peak(Recompute::kSelective), peak(Recompute::kOff) / 2);
     EXPECT_LT(peak(Recompute::kFull), peak(Recompute::kOff) / 3);
     EXPECT_LT(peak(Recompute::kFull), peak(Recompute::kSelective));
@@ -258,7 +258,7 @@ TEST_F(MemoryTest, TransientMemoryDoesNotGrowWithTheLayers) {
 TEST_F(MemoryTest, GradientsTakeTheMemoryThatActivationsGiveBack) {
   for (ModelFamily family :
        {ModelFamily::kGpt2, ModelFamily::kLlama, ModelFamily::kQwen3}) {
-    for (Recompute recompute : {Recompute::kNothing, Recompute::kOff}) {
+    for (Recompute recompute : {Recompute::kKeepAll, Recompute::kOff}) {
       SCOPED_TRACE(testing::Message()
                    << ModelFamilyName(family) << " recompute "
                    << RecomputeName(recompute));

@@ -90,12 +90,12 @@ TEST(PlanTest, EveryElementHasExactlyOneOwner) {
       for (const Segment& segment : unit.segments) {
         int64_t end = segment.begin;
         for (int64_t rank = 0; rank < world; ++rank) {
-          const Segment piece = plan.Piece(segment, rank);
-          EXPECT_EQ(piece.begin, end);
-          EXPECT_EQ(piece.begin % Plan::kAlignElems, 0);
-          EXPECT_EQ(piece.elems, plan.Piece(segment, 0).elems);
-          end = piece.begin + piece.elems;
-          owned += piece.elems;
+          const Segment shard = plan.Shard(segment, rank);
+          EXPECT_EQ(shard.begin, end);
+          EXPECT_EQ(shard.begin % Plan::kAlignElems, 0);
+          EXPECT_EQ(shard.elems, plan.Shard(segment, 0).elems);
+          end = shard.begin + shard.elems;
+          owned += shard.elems;
         }
         EXPECT_EQ(end, segment.begin + segment.elems);
       }
@@ -186,9 +186,9 @@ TEST(PlanTest, UnitsArePaddedToTheseCounts) {
   EXPECT_TRUE(plan.units[1].segments.empty());
   EXPECT_EQ(plan.units[2].offset, 192);
   EXPECT_EQ(plan.padded_elems, 384);
-  const Segment piece = plan.Piece(plan.units[2].segments[0], 2);
-  EXPECT_EQ(piece.begin, 128);
-  EXPECT_EQ(piece.elems, 64);
+  const Segment shard = plan.Shard(plan.units[2].segments[0], 2);
+  EXPECT_EQ(shard.begin, 128);
+  EXPECT_EQ(shard.elems, 64);
 }
 
 TEST(PlanTest, EveryGroupHasEveryElementOnce) {
@@ -208,12 +208,12 @@ TEST(PlanTest, EveryGroupHasEveryElementOnce) {
           for (int64_t group = 0; group < plan.replicate.size; ++group) {
             int64_t end = segment.begin;
             for (int64_t place = 0; place < shards; ++place) {
-              const Segment piece = plan.Piece(segment, group * shards + place);
-              EXPECT_EQ(piece.begin, end);
+              const Segment shard = plan.Shard(segment, group * shards + place);
+              EXPECT_EQ(shard.begin, end);
               // Cut again over the groups, it stays aligned.
-              EXPECT_EQ(piece.elems % (Plan::kAlignElems * plan.replicate.size),
+              EXPECT_EQ(shard.elems % (Plan::kAlignElems * plan.replicate.size),
                         0);
-              end = piece.end();
+              end = shard.end();
             }
             EXPECT_EQ(end, segment.end());
           }
@@ -251,9 +251,9 @@ TEST(PlanTest, AServerOwnsEverythingAlone) {
     EXPECT_EQ(plan.StateElems(elems, Placement::kReplicated, rank), elems);
     for (const PlannedUnit& unit : plan.units) {
       for (const Segment& segment : unit.segments) {
-        const Segment piece = plan.Piece(segment, rank);
-        EXPECT_EQ(piece.begin, segment.begin);
-        EXPECT_EQ(piece.elems, rank == 0 ? segment.elems : 0);
+        const Segment shard = plan.Shard(segment, rank);
+        EXPECT_EQ(shard.begin, segment.begin);
+        EXPECT_EQ(shard.elems, rank == 0 ? segment.elems : 0);
       }
     }
   }
@@ -284,7 +284,7 @@ TEST(PlanDeathTest, AServerInGroupsOrAtAStageIsACallerMistake) {
 }
 
 // Rank 5 of two groups of four: neighbours share the states, every fourth
-// rank has the same pieces.
+// rank has the same shards.
 TEST(PlanTest, TheMeshHasTheseAxes) {
   const Plan plan = MakePlan(
       OddUnits(), {.world = 8, .shards = 4, .placement = PlacementOfStage(3)});
@@ -786,7 +786,7 @@ TEST(ScheduleTest, GroupsSendTheseBytes) {
   };
   for (int64_t micro_steps : {1, 3}) {
     const int64_t half = kPsi / 2;
-    // Pieces of Psi / 2 are all-reduced over two groups: 2 * 1/2 * Psi / 2.
+    // Shards of Psi / 2 are all-reduced over two groups: 2 * 1/2 * Psi / 2.
     EXPECT_EQ(
         wire_at(1, 2, micro_steps),
         (StepWire{half * kP, half * kR, half * kR, half * kP + 2 * half * kR}));
@@ -805,7 +805,7 @@ TEST(ScheduleTest, GroupsSendTheseBytes) {
   }
 }
 
-// A rank of four sends its own piece and two of running sums, in fp32.
+// A rank of four sends its own shard and two of running sums, in fp32.
 TEST(ScheduleTest, ARingSendsTheseBytes) {
   const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
                                        Unit("head", {{700}})};
@@ -885,8 +885,10 @@ TEST(ScheduleTest, WithoutOverlapNothingIsGatheredAheadOrLeftInFlight) {
       if (actions[i].kind != ActionKind::kGather) continue;
       size_t next = i;
       while (actions[next].kind == ActionKind::kGather) ++next;
-      const std::vector<int>& needs = plan.units[actions[next].index].needs;
-      EXPECT_EQ(std::count(needs.begin(), needs.end(), actions[i].index), 1);
+      const std::vector<int>& required =
+          plan.units[actions[next].index].required_units;
+      EXPECT_EQ(std::count(required.begin(), required.end(), actions[i].index),
+                1);
     }
   }
 }
@@ -907,7 +909,7 @@ TEST(ScheduleTest, ABufferIsNotWrittenWhileItIsReduced) {
       if (action.kind == ActionKind::kBackward ||
           action.kind == ActionKind::kForwardBackward) {
         EXPECT_LE(reducing.size(), 1u);
-        for (int needed : plan.units[action.index].needs) {
+        for (int needed : plan.units[action.index].required_units) {
           EXPECT_EQ(reducing.count(needed), 0u) << plan.units[needed].name;
         }
       }

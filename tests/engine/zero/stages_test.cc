@@ -217,7 +217,7 @@ TEST(StagesTest, SplitMastersGiveTheBitsOfWholeOnes) {
   }
 }
 
-// LAMB's ratios are of whole parameters, wherever their pieces are.
+// LAMB's ratios are of whole parameters, wherever their shards are.
 TEST(StagesTest, EveryOptimizerGivesTheSameBitsAtEveryStage) {
   for (OptimizerKind kind :
        {OptimizerKind::kLamb, OptimizerKind::kSgd, OptimizerKind::kAdam}) {
@@ -265,7 +265,7 @@ TEST(StagesTest, UnitsOfSeveralSegmentsGiveTheSameBits) {
   }
 }
 
-// A rank's pieces of a unit are then not contiguous in the unit, and are still
+// A rank's shards of a unit are then not contiguous in the unit, and are still
 // updated.
 TEST(StagesTest, ASegmentPerTensorGivesTheSameBitsAtEveryStage) {
   for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
@@ -289,7 +289,7 @@ TEST(StagesTest, ASegmentPerTensorGivesTheSameBitsAtEveryStage) {
   }
 }
 
-// A ratio of pieces instead of parameters would be far off.
+// A ratio of shards instead of parameters would be far off.
 TEST(StagesTest, LambOfRanksIsThatOfOneRank) {
   Job alone;
   alone.config = TiedLlama();

@@ -11,7 +11,7 @@ namespace zero {
 namespace {
 
 // a [10] at 0 and b [100] at 64 decay, c [70] at 192 does not; one segment of
-// 384 elements, in pieces of 192 on two ranks.
+// 384 elements, in shards of 192 on two ranks.
 Plan SmallPlan(int stage) {
   const UnitSpec unit{.name = "unit",
                       .parameters = {{"a", {10}, /*decay=*/true},
@@ -87,11 +87,11 @@ TEST(UpdatePlanTest, ATensorOfSeveralSegmentsHasARangeInEach) {
   const Plan plan =
       MakePlan({unit}, {.world = 2, .placement = PlacementOfStage(1)});
   ASSERT_EQ(plan.units[0].segments.size(), 2u);
-  const int64_t piece = Plan::kMaxSegmentElems / 2;
+  const int64_t shard = Plan::kMaxSegmentElems / 2;
   const UpdatePlan update = MakeUpdatePlan(plan, 1, kNorms);
   EXPECT_EQ(RangesOf(update),
-            (std::vector<Range>{{0, piece, 0.0f, piece},
-                                {piece, 2 * piece, 0.0f, 2 * piece}}));
+            (std::vector<Range>{{0, shard, 0.0f, shard},
+                                {shard, 2 * shard, 0.0f, 2 * shard}}));
   EXPECT_EQ(NormsOf(update),
             (std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {1, 0}}));
   EXPECT_EQ(update.max_ranges, 2);

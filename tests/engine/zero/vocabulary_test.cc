@@ -217,7 +217,7 @@ TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
       // The last two parts turn from forward to backward in place; a lookup's
       // backward reads nothing, unless the head waits for it: then the first
       // stays for the next micro-step.
-      const int last = plan.units[plan.num_computing - 1].needs.back();
+      const int last = plan.units[plan.num_computing - 1].required_units.back();
       ASSERT_GT(plan.units[last].part.count, 2);
       int64_t elems =
           plan.units[last].padded_elems + plan.units[last - 1].padded_elems;
