@@ -29,20 +29,25 @@ void ForEachWorld(const GroupFn& fn,
       SCOPED_TRACE(::testing::Message()
                    << world << " ranks, "
                    << (role == StreamRole::kCompute ? "own" : "worker")
-                   << " thread"
-                   << (algorithm == BulkAlgorithm::kRing ? ", ring" : ""));
+                   << " thread");
       fn(LocalGroup::Make(world, {.algorithm = algorithm}), role);
     }
   }
 }
 
-void ForEachWorldAndAlgorithm(const GroupFn& fn) {
-  ForEachWorld(fn, BulkAlgorithm::kDirect);
-  ForEachWorld(fn, BulkAlgorithm::kRing);
-}
+// What holds whatever the algorithm.
+class AlgorithmTest : public ::testing::TestWithParam<BulkAlgorithm> {};
 
-TEST(LocalTest, AllGatherGathersPiecesInRankOrder) {
-  ForEachWorldAndAlgorithm([](const auto& group, StreamRole role) {
+INSTANTIATE_TEST_SUITE_P(Local, AlgorithmTest,
+                         ::testing::Values(BulkAlgorithm::kDirect,
+                                           BulkAlgorithm::kRing),
+                         [](const auto& info) {
+                           return info.param == BulkAlgorithm::kRing ? "ring"
+                                                                     : "direct";
+                         });
+
+TEST_P(AlgorithmTest, AllGatherGathersPiecesInRankOrder) {
+  const auto test = [](const auto& group, StreamRole role) {
     const int world = group->world();
     const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const DType dtype : kFloats) {
@@ -81,11 +86,12 @@ TEST(LocalTest, AllGatherGathersPiecesInRankOrder) {
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
-  });
+  };
+  ForEachWorld(test, GetParam());
 }
 
-TEST(LocalTest, ReduceScatterSumsIntegersExactly) {
-  ForEachWorldAndAlgorithm([](const auto& group, StreamRole role) {
+TEST_P(AlgorithmTest, ReduceScatterSumsIntegersExactly) {
+  const auto test = [](const auto& group, StreamRole role) {
     const int world = group->world();
     const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const DType dtype : kFloats) {
@@ -132,11 +138,12 @@ TEST(LocalTest, ReduceScatterSumsIntegersExactly) {
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
-  });
+  };
+  ForEachWorld(test, GetParam());
 }
 
-TEST(LocalTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
-  ForEachWorldAndAlgorithm([](const auto& group, StreamRole role) {
+TEST_P(AlgorithmTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
+  const auto test = [](const auto& group, StreamRole role) {
     const int world = group->world();
     const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const DType dtype : kFloats) {
@@ -162,7 +169,8 @@ TEST(LocalTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
-  });
+  };
+  ForEachWorld(test, GetParam());
 }
 
 // Equal to the fp32 sum rounded once; a sum that is rounded to
@@ -347,25 +355,28 @@ TEST(LocalTest, NobodyPassesABarrierBeforeAllHaveReachedIt) {
 // Memory is reused at once after each collective, ranks are held up at random,
 // and two channels run concurrently: TSan and wrong values would show a rank
 // that reads or writes too early or too late.
-TEST(LocalTest, ManyQueuedCollectivesNeverMixUp) {
+TEST_P(AlgorithmTest, ManyQueuedCollectivesNeverMixUp) {
   constexpr int64_t kN = 300;
-  constexpr int kRounds = 60;
-  for (int world = 1; world <= 4; ++world) {
-    const auto group = LocalGroup::Make(world);
+  constexpr int kRounds = 50;
+  for (int world = 1; world <= 5; ++world) {
+    const auto group = LocalGroup::Make(world, {.algorithm = GetParam()});
     const absl::Status status = RunRanks(world, [&](int rank) {
       const std::unique_ptr<Device> device = MakeCpuDevice(1);
       const auto gather = group->Connect(rank, "gather");
       const auto reduce = group->Connect(rank, "reduce");
-      std::vector<float> full(kN * world), grads(kN * world), sum(kN * world);
+      std::vector<float> full(kN * world), grads(kN * world);
+      std::vector<double> scalars(kRounds, rank);
+      Staging staging(*reduce, DType::kF32, kN * world);
       const auto gathers = device->MakeStream(StreamRole::kGather);
       const auto reduces = device->MakeStream(StreamRole::kReduce);
       std::mt19937 random(rank);
-      std::vector<int> wrong(2);
+      int wrong_values = 0, wrong_sums = 0;
       const auto delay = [&random] {
         return std::chrono::microseconds(random() % 3 == 0 ? random() % 300
                                                            : 0);
       };
       for (int round = 0; round < kRounds; ++round) {
+        const std::string name = absl::StrCat("unit.", round);
         gathers->Enqueue([&, round, wait = delay()] {
           std::this_thread::sleep_for(wait);
           for (int64_t i = 0; i < kN * world; ++i) full[i] = -1;
@@ -373,37 +384,39 @@ TEST(LocalTest, ManyQueuedCollectivesNeverMixUp) {
             full[rank * kN + i] = static_cast<float>(round * 10 + rank);
           }
         });
-        gather->AllGather(*gathers, absl::StrCat("unit.", round), DType::kF32,
+        gather->AllGather(*gathers, name, DType::kF32,
                           {{full.data() + rank * kN, full.data(), kN * world}});
         gathers->Enqueue([&, round] {
           for (int64_t i = 0; i < kN * world; ++i) {
-            wrong[0] += full[i] != static_cast<float>(round * 10 + i / kN);
+            wrong_values += full[i] != static_cast<float>(round * 10 + i / kN);
           }
         });
         reduces->Enqueue([&, round, wait = delay()] {
           std::this_thread::sleep_for(wait);
-          for (int64_t i = 0; i < kN * world; ++i) {
-            grads[i] = static_cast<float>(round + rank);
-          }
+          for (float& grad : grads) grad = static_cast<float>(round + rank);
         });
-        reduce->ReduceScatter(
-            *reduces, absl::StrCat("unit.", round), DType::kF32, false,
-            {{grads.data(), grads.data() + rank * kN, kN * world}});
+        float* const own = grads.data() + rank * kN;
+        reduce->ReduceScatter(*reduces, name, DType::kF32, false,
+                              {{grads.data(), own, kN * world}}, staging);
+        reduce->AllGather(*reduces, name, DType::kF32,
+                          {{own, grads.data(), kN * world}});
         reduces->Enqueue([&, round] {
           const int want = world * round + world * (world - 1) / 2;
-          for (int64_t i = rank * kN; i < (rank + 1) * kN; ++i) {
-            wrong[1] += grads[i] != static_cast<float>(want);
+          for (const float grad : grads) {
+            wrong_sums += grad != static_cast<float>(want);
           }
         });
-        double scalar = rank;
+        double& scalar = scalars[round];
         reduce->Broadcast(*reduces, "scalar", DType::kF64, round % world,
                           {{&scalar, &scalar, 1}});
-        reduces->Synchronize();
-        EXPECT_EQ(scalar, round % world);
       }
       gathers->Synchronize();
-      EXPECT_EQ(wrong[0], 0);
-      EXPECT_EQ(wrong[1], 0);
+      reduces->Synchronize();
+      EXPECT_EQ(wrong_values, 0);
+      EXPECT_EQ(wrong_sums, 0);
+      for (int round = 0; round < kRounds; ++round) {
+        EXPECT_EQ(scalars[round], round % world);
+      }
       return gather->status();
     });
     EXPECT_TRUE(status.ok()) << status;
@@ -541,26 +554,31 @@ TEST(LocalTest, AnotherNameDtypeSizeSumOrRootIsReportedOnAllRanks) {
   }
 }
 
-TEST(LocalTest, ARankThatNeverArrivesIsNamedOnAllRanks) {
-  const auto statuses = RankOutcomes(ShortGroup(3), [](RankContext& rank) {
-    float data = 0;
+TEST_P(AlgorithmTest, ARankThatNeverArrivesIsNamedOnAllRanks) {
+  const auto group = LocalGroup::Make(
+      4, {.timeout = absl::Milliseconds(500), .algorithm = GetParam()});
+  const auto statuses = RankOutcomes(group, [](RankContext& rank) {
+    float send[8] = {}, recv[2];
+    Staging staging(*rank.comm, DType::kF32, 8);
     rank.comm->Barrier(*rank.stream, "start");
-    if (rank.rank == 1) {
+    if (rank.rank == 2) {
       // It is present, but does something else.
       while (rank.comm->status().ok()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
       return;
     }
-    rank.comm->Broadcast(*rank.stream, "norm", DType::kF32, 0,
-                         {{&data, &data, 1}});
+    rank.comm->ReduceScatter(*rank.stream, "block.1", DType::kF32, false,
+                             {{send, recv, 8}}, staging);
     rank.stream->Synchronize();
   });
+  const char* const by = GetParam() == BulkAlgorithm::kRing ? " by ring" : "";
   ExpectAll(statuses, absl::StatusCode::kDeadlineExceeded,
-            AllOf(HasSubstr("rank 1 did not arrive at #2 of channel \"test\", "
-                            "broadcast \"norm\" fp32 from rank 0 [1] within "
-                            "500ms"),
-                  HasSubstr("rank 1 issued #1, barrier \"start\" last;")));
+            AllOf(HasSubstr(absl::StrCat(
+                      "rank 2 did not arrive at #2 of channel \"test\", "
+                      "reduce_scatter \"block.1\" fp32",
+                      by, " [8] within 500ms")),
+                  HasSubstr("rank 2 issued #1, barrier \"start\" last;")));
 }
 
 TEST(LocalTest, ARankWhoseStreamIsBusyIsToldFromOneThatForgot) {
@@ -710,25 +728,31 @@ TEST(LocalTest, WhatIsQueuedBehindAFailureChangesNothing) {
             HasSubstr("rank 1 is in barrier \"b\", rank 0 in barrier \"a\""));
 }
 
-// Ranks that fail in the middle free their memory, while another one is about
-// to read it: asan would see that.
-TEST(LocalTest, AnAbortNeverReleasesMemoryThatIsBeingRead) {
+// Ranks that fail in the middle of a collective free their memory behind it,
+// while others may still be reading: asan and TSan would see that.
+TEST_P(AlgorithmTest, AnAbortNeverReleasesMemoryThatIsBeingRead) {
+  constexpr int64_t kN = 20000;
   for (int round = 0; round < 40; ++round) {
-    const auto group = LocalGroup::Make(3);
-    const absl::Status status = RunRanks(3, [&](int rank) {
+    const auto group = LocalGroup::Make(4, {.algorithm = GetParam()});
+    const absl::Status status = RunRanks(4, [&](int rank) {
       const auto device = MakeCpuDevice(1);
-      const auto comm = group->Connect(rank, "gather");
+      const auto comm = group->Connect(rank, "reduce");
       const auto stream = device->MakeStream(StreamRole::kReduce);
       std::vector<std::unique_ptr<std::vector<float>>> memory(4);
+      std::vector<std::unique_ptr<Staging>> staging(4);
       for (int i = 0; i < 4; ++i) {
-        memory[i] = std::make_unique<std::vector<float>>(3 * 20000);
+        memory[i] = std::make_unique<std::vector<float>>(4 * kN);
+        staging[i] = std::make_unique<Staging>(*comm, DType::kF32, 4 * kN);
         float* const full = memory[i]->data();
+        comm->ReduceScatter(*stream, "unit", DType::kF32, false,
+                            {{full, full + rank * kN, 4 * kN}}, *staging[i]);
+        stream->Enqueue([&, i] { staging[i].reset(); });
         comm->AllGather(*stream, "unit", DType::kF32,
-                        {{full + rank * 20000, full, 3 * 20000}});
+                        {{full + rank * kN, full, 4 * kN}});
         stream->Enqueue([&memory, i] { memory[i].reset(); });
       }
-      if (rank == round % 3) {
-        std::this_thread::sleep_for(std::chrono::microseconds(10 * round));
+      if (rank == round % 4) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20 * round));
         comm->Abort(absl::CancelledError("stop"));
       }
       stream->Synchronize();
