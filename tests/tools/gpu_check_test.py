@@ -522,11 +522,18 @@ class GpuCheckTest(unittest.TestCase):
         def terminated(process, seconds):
             number.append(process)
             if len(number) == 5:  # a CPU and a GPU run are a row
-                os.kill(os.getpid(), signal.SIGTERM)
+                def wait(limit):  # as if it arrived during the real one
+                    del process.wait
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    process.wait(limit)
+
+                process.wait = wait
             return waited(process, seconds)
 
         self.keep(programs, "waited", terminated)
         code, found, text = self.check("--parts", "steps,parity")
+        # Else it would still write, to a folder that is being removed.
+        self.assertEqual(number[-1].returncode, -signal.SIGKILL)
         self.assertEqual((code, found["failed"]), (130, ["steps"]))
         self.assertEqual(len(self.row(found, "steps")["rows"]), 2)
         self.assertIn("Did not run: parity.", text)
