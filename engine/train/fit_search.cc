@@ -30,6 +30,36 @@ std::vector<std::pair<int64_t, int64_t>> SplitsOf(const Config& config,
   return splits;
 }
 
+// Sets the bytes and the cost of a proposal. `config` is the one with it.
+void Price(const Config& config, const Rehearsal& rehearsal,
+           const ModelTools& tools, const MachineSpeed& speed,
+           FitProposal* proposal) {
+  const Plan& plan = rehearsal.plan;
+  TokenFlops flops;
+  if (tools.flops_per_token != nullptr) {
+    flops = tools.flops_per_token(config.model, config.data.sequence_length,
+                                  proposal->recompute);
+  }
+  const double tokens =
+      static_cast<double>(proposal->micro_batch * proposal->accumulation *
+                          config.data.sequence_length);
+  const StepWire& wire = rehearsal.wire;
+  proposal->peak_bytes = rehearsal.needed_bytes();
+  proposal->host_bytes = rehearsal.host_bytes();
+  proposal->disk_bytes = rehearsal.disk_bytes;
+  proposal->sent_bytes = wire.sent();
+  proposal->flops = tokens * (flops.model + flops.recomputed);
+  proposal->seconds =
+      proposal->flops / speed.flops_per_second +
+      tokens * RecomputedPassElemsPerToken(config.model, proposal->recompute) *
+          DTypeBytes(config.param_dtype()) / speed.memory_bytes_per_second +
+      (wire.gathered + wire.reduced) / speed.BytesPerSecond(plan.shard.size) +
+      wire.across / speed.BytesPerSecond(plan.world);
+  if (proposal->offload != Offload::kNone) {
+    proposal->seconds += OffloadSeconds(rehearsal, plan.world, speed);
+  }
+}
+
 class Search {
  public:
   Search(const Rank& rank, const Config& config, const ModelTools& tools,
@@ -99,26 +129,13 @@ class Search {
            (one_memory() ? limits_.device : limits_.host);
   }
 
-  absl::StatusOr<FitProposal> Own() const {
-    FitProposal own = {
-        .stage = config_.zero_optimization.stage,
-        .mics_shard_size = config_.zero_optimization.mics_shard_size,
-        .micro_batch = config_.train_micro_batch_size_per_gpu,
-        .accumulation = config_.gradient_accumulation_steps,
-        .recompute = config_.recompute(),
-        .offload = config_.zero_optimization.offload()};
-    ZERO_RETURN_IF_ERROR(Rehearse(&own));
-    return own;
-  }
-
  private:
   bool one_memory() const { return rank_.one_memory(); }
 
   absl::Status Rehearse(FitProposal* proposal,
                         MemoryLedger* host = nullptr) const {
     const Config config = WithProposal(config_, *proposal);
-    const int64_t world = rank_.world();
-    const int64_t shards = config.zero_optimization.shards(world);
+    const int64_t shards = config.zero_optimization.shards(rank_.world());
     Rank rank =
         MakeSoloRank(*rank_.device, rank_.rank(), rank_.world(),
                      static_cast<int>(shards), rank_.gather->algorithm());
@@ -126,31 +143,8 @@ class Search {
     ZERO_ASSIGN_OR_RETURN(
         const Rehearsal rehearsal,
         RehearseRun(rank, config, tools_, TrainingWorkload(config)));
-    TokenFlops flops;
-    if (tools_.flops_per_token != nullptr) {
-      flops = tools_.flops_per_token(config.model, config.data.sequence_length,
-                                     proposal->recompute);
-    }
-    const double tokens =
-        static_cast<double>(proposal->micro_batch * proposal->accumulation *
-                            config.data.sequence_length);
-    const StepWire& wire = rehearsal.wire;
-    proposal->peak_bytes = rehearsal.needed_bytes();
-    proposal->host_bytes = rehearsal.host_bytes();
-    proposal->disk_bytes = rehearsal.disk_bytes;
+    Price(config, rehearsal, tools_, speed_, proposal);
     if (host != nullptr) *host = rehearsal.host_ledger;
-    proposal->sent_bytes = wire.sent();
-    proposal->flops = tokens * (flops.model + flops.recomputed);
-    proposal->seconds =
-        proposal->flops / speed_.flops_per_second +
-        tokens *
-            RecomputedPassElemsPerToken(config.model, proposal->recompute) *
-            DTypeBytes(config.param_dtype()) / speed_.memory_bytes_per_second +
-        (wire.gathered + wire.reduced) / speed_.BytesPerSecond(shards) +
-        wire.across / speed_.BytesPerSecond(world);
-    if (proposal->offload != Offload::kNone) {
-      proposal->seconds += OffloadSeconds(rehearsal, world, speed_);
-    }
     return absl::OkStatus();
   }
 
@@ -321,11 +315,17 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(
   return worthwhile;
 }
 
-absl::StatusOr<FitProposal> PriceAsItIs(const Rank& rank, const Config& config,
-                                        const ModelTools& tools,
-                                        const FitLimits& limits,
-                                        const MachineSpeed& speed) {
-  return Search(rank, config, tools, limits, speed).Own();
+FitProposal PriceAsItIs(const Config& config, const Rehearsal& rehearsal,
+                        const ModelTools& tools, const MachineSpeed& speed) {
+  FitProposal own = {
+      .stage = config.zero_optimization.stage,
+      .mics_shard_size = config.zero_optimization.mics_shard_size,
+      .micro_batch = config.train_micro_batch_size_per_gpu,
+      .accumulation = config.gradient_accumulation_steps,
+      .recompute = config.recompute(),
+      .offload = config.zero_optimization.offload()};
+  Price(config, rehearsal, tools, speed, &own);
+  return own;
 }
 
 absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,

@@ -70,10 +70,9 @@ absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
                                         const MachineSpeed& speed);
 
 // The memory and cost of the config's own settings, whether they fit or not.
-absl::StatusOr<FitProposal> PriceAsItIs(const Rank& rank, const Config& config,
-                                        const ModelTools& tools,
-                                        const FitLimits& limits,
-                                        const MachineSpeed& speed);
+// `rehearsal`: the config's own (RehearseRun).
+FitProposal PriceAsItIs(const Config& config, const Rehearsal& rehearsal,
+                        const ModelTools& tools, const MachineSpeed& speed);
 
 }  // namespace zero
 

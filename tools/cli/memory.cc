@@ -480,9 +480,8 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
     ZERO_ASSIGN_OR_RETURN(
         result.fits,
         ProposeFits(rank, config, MakeModelTools(), limits, result.speed));
-    ZERO_ASSIGN_OR_RETURN(
-        result.own,
-        PriceAsItIs(rank, config, MakeModelTools(), limits, result.speed));
+    result.own = PriceAsItIs(config, OwnRow(result.rows).rehearsal,
+                             MakeModelTools(), result.speed);
     if (result.fits.empty()) {
       ZERO_ASSIGN_OR_RETURN(
           result.nothing_fits,

@@ -56,11 +56,12 @@ TEST_F(FitSearchTest, WhatFitsStaysAsItIsOrComputesNothingAgain) {
   ASSERT_NE(as_it_is, fits.end());
   EXPECT_EQ(as_it_is->peak_bytes, PeakOf(config_));
   // The same price, whether or not it fits.
-  const auto own = PriceAsItIs(rank_, config_, tools_, {.device = 1},
-                               AssumedSpeedOf(*rank_.device));
-  ASSERT_TRUE(own.ok()) << own.status();
-  EXPECT_EQ(own->peak_bytes, as_it_is->peak_bytes);
-  EXPECT_EQ(own->seconds, as_it_is->seconds);
+  const auto step =
+      RehearseRun(rank_, config_, tools_, TrainingWorkload(config_));
+  const FitProposal own =
+      PriceAsItIs(config_, *step, tools_, AssumedSpeedOf(*rank_.device));
+  EXPECT_EQ(own.peak_bytes, as_it_is->peak_bytes);
+  EXPECT_EQ(own.seconds, as_it_is->seconds);
   EXPECT_EQ(fits.front().Patch(config_),
             "--set activation_checkpointing.keep_all=true");
   // Of what is priced, it saves passes over memory alone.
