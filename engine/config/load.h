@@ -52,6 +52,11 @@ struct LoadedConfig {
   // JSON path -> "default", "FILE:LINE", "--set", "preset NAME",
   // "DIR/config.json" or "derived: FORMULA".
   std::map<std::string, std::string> origins;
+  // Whether --set has this key.
+  bool IsSet(const std::string& path) const {
+    const auto origin = origins.find(path);
+    return origin != origins.end() && origin->second == "--set";
+  }
   // Lines to print: accepted and ignored keys, with the reason, and other
   // remarks.
   std::vector<std::string> notes;

@@ -62,10 +62,11 @@ absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config) {
                                    "; for that one, give --model ", base)};
 }
 
-std::string OtherDataOfRun(const std::string& model_dir, const Config& config) {
+std::string OtherDataOfRun(const LoadedConfig& loaded) {
   using Json = nlohmann::ordered_json;
+  const Config& config = loaded.config;
   const std::filesystem::path dir(
-      std::string(absl::StripSuffix(model_dir, "/")));
+      std::string(absl::StripSuffix(config.model.from_pretrained, "/")));
   const std::string out_dir = FolderOf(dir);
   if ((dir.filename() != "final" && dir.filename() != "final.failed") ||
       !PathExists(out_dir + "/metrics.jsonl")) {
@@ -83,7 +84,7 @@ std::string OtherDataOfRun(const std::string& model_dir, const Config& config) {
                                    one.name == "data.validation" ||
                                    one.name == "data.validation_fraction"
                              : one.name == "data.validation";
-    if (!matters) continue;
+    if (!matters || loaded.IsSet(one.name)) continue;
     return absl::StrCat("this is the loss of other data than the run's: its ",
                         one.name, " was ", one.a, ", now ", one.b,
                         "; for that of the run, give ", file,

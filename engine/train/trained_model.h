@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/config/config.h"
+#include "engine/config/load.h"
 
 namespace zero {
 
@@ -29,9 +30,10 @@ struct TrainedModel {
 //         failed: both say how to name a folder.
 absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config);
 
-// A remark if `model_dir` is final/ or final.failed/ of a run whose config had
-// other data to evaluate than `config`; empty: the same, or unknown.
-std::string OtherDataOfRun(const std::string& model_dir, const Config& config);
+// A remark if the evaluated model is in final/ or final.failed/ of a run whose
+// config had other data to evaluate; empty: the same, unknown, or set on the
+// command line.
+std::string OtherDataOfRun(const LoadedConfig& loaded);
 
 }  // namespace zero
 

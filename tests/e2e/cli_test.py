@@ -1308,8 +1308,16 @@ class CliTest(unittest.TestCase):
         result = self.zero("eval", "run/config.json", "--json")
         self.assertEqual(result.stderr, "")
         self.assertAlmostEqual(json.loads(result.stdout)["loss"], loss, places=6)
-        self.assertEqual(self.zero("eval", "config.json", "--data",
-                                   "text.txt").stderr, "")
+        # Who names the data on the command line knows.
+        self.write("other.txt", "over the lazy dog\n" * 100)
+        for named in (["config.json", "--data", "other.txt"],
+                      ["run/config.json", "--set", "data.train=other.txt"],
+                      ["run/config.json", "--set", "data.validation=other.txt",
+                       "data.validation_fraction=0"]):
+            self.assertEqual(self.zero("eval", *named).stderr, "")
+        self.assertTrue(self.zero(
+            "eval", "config.json", "--set",
+            "data.validation_fraction=0.2").stderr.startswith(note))
         # A config.json beside another model, or without a run, is no run's.
         shutil.copytree(self.path("run/final"), self.path("gpt2"))
         shutil.copytree(self.path("run/final"), self.path("final"))

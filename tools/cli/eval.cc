@@ -47,9 +47,7 @@ absl::Status Eval(EvalFlags flags) {
         "there is no validation data: give --data FILE, or set "
         "data.validation or data.validation_fraction");
   }
-  if (const std::string other =
-          OtherDataOfRun(config.model.from_pretrained, config);
-      flags.data.empty() && !other.empty()) {
+  if (const std::string other = OtherDataOfRun(loaded); !other.empty()) {
     absl::FPrintF(stderr, "zero: note: %s\n", other);
   }
   ZERO_ASSIGN_OR_RETURN(const auto device,
@@ -94,10 +92,7 @@ absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
                                                MissingFiles missing_files) {
   ZERO_ASSIGN_OR_RETURN(LoadedConfig loaded,
                         LoadRunConfig(*options, missing_files));
-  // Named on the command line.
-  const auto origin = loaded.origins.find("model.from_pretrained");
-  if (!options->model_dir.empty() ||
-      (origin != loaded.origins.end() && origin->second == "--set")) {
+  if (!options->model_dir.empty() || loaded.IsSet("model.from_pretrained")) {
     return loaded;
   }
   ZERO_ASSIGN_OR_RETURN(const TrainedModel trained,
