@@ -507,7 +507,7 @@ void NcclLink::CheckTimeouts() {
   if (late_channel == nullptr) return;
   told_ = absl::InfinitePast();
   PublishProgress();
-  // Others that wait as long say the same at the same time.
+  // The timeouts of other ranks end now too: let them publish where they are.
   absl::SleepFor(WatchPeriod(timeout_));
   FailLate(*late_channel, late);
 }
