@@ -110,6 +110,8 @@ struct ZeroConfig {
   // Changes results: ".delayed_update" of offload_optimizer.
   bool delayed_update = false;  // ".enabled"
   int64_t delayed_update_warmup_steps = 40;
+  // Changes what becomes of a step with a gradient that is not finite.
+  bool update_before_norm = false;  // of offload_optimizer
 
   Offload offload() const {
     return offload_param != OffloadDevice::kNone       ? Offload::kAll
@@ -134,6 +136,8 @@ struct ZeroConfig {
     return offload_optimizer == OffloadDevice::kNvme ||
            offload_param == OffloadDevice::kNvme;
   }
+  // Whether what the host updates may be on a disk.
+  bool may_use_disk() const { return !delayed_update && !update_before_norm; }
   const std::string& nvme_path() const {
     return offload_optimizer == OffloadDevice::kNvme ? optimizer_nvme_path
                                                      : param_nvme_path;

@@ -865,6 +865,17 @@ std::vector<KeySpec> UsedKeys() {
           Unread(
               IF(c.zero_optimization.offload_optimizer == OffloadDevice::kNone),
               "zero_optimization.offload_optimizer.device is none")),
+      Key("zero_optimization.offload_optimizer.update_before_norm",
+          FIELD(zero_optimization.update_before_norm),
+          "Update a unit as soon as its gradients are on the host, during the "
+          "rest of backward, not after the norm of all gradients. Same bits; "
+          "but a gradient that is not finite then ends the run, where the step "
+          "would have been skipped. Not with clipping, fp16, LAMB or nvme.",
+          Unread(
+              IF(c.zero_optimization.offload_optimizer == OffloadDevice::kNone),
+              "zero_optimization.offload_optimizer.device is none"),
+          DeepSpeed("has super_offload, which updates early too and takes it "
+                    "back where it was wrong")),
       Section("zero_optimization.offload_optimizer.delayed_update",
               "Run the host's update during the next step, whose gradients are "
               "therefore those of parameters one update behind (ZeRO-Offload's "

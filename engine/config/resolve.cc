@@ -451,7 +451,35 @@ class Resolver : public BatchResolver {
               " is true: what the device updates would not be delayed, and "
               "results would depend on the ratio; delete one");
     }
+    if (zero.update_before_norm) UpdateBeforeNorm();
     if (zero.uses_nvme()) Disk();
+  }
+
+  void UpdateBeforeNorm() {
+    const ZeroConfig& zero = config_.zero_optimization;
+    const std::string section = "zero_optimization.offload_optimizer.";
+    const auto refuse = [&](const std::string& key, const char* why) {
+      Problem(section + "update_before_norm", "true, but ", Cite(key), " is ",
+              ValueText(FindKey(key)->get(config_)), ": ", why,
+              "; delete one of the two");
+    };
+    if (config_.gradient_clipping > 0) {
+      refuse("gradient_clipping", "clipping needs the norm of all gradients");
+    }
+    if (config_.fp16.enabled) {
+      refuse("fp16.enabled", "a step that overflows has to be skipped");
+    }
+    if (config_.optimizer.spec.needs_tensor_norms()) {
+      refuse("optimizer.type", "it needs norms of whole parameters first");
+    }
+    if (zero.delayed_update) {
+      refuse(section + "delayed_update.enabled",
+             "its update runs during the next step");
+    }
+    if (zero.offload_optimizer == OffloadDevice::kNvme) {
+      refuse(section + "device",
+             "states on a disk are read in the order of the next forward");
+    }
   }
 
   void Disk() {

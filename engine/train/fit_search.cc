@@ -115,7 +115,7 @@ class Search {
                          .accumulation = 1,
                          .recompute = Recompute::kFull,
                          .offload = Offload::kAll,
-                         .on_disk = !config_.zero_optimization.delayed_update};
+                         .on_disk = config_.zero_optimization.may_use_disk()};
     ZERO_RETURN_IF_ERROR(Rehearse(&least, host));
     return least;
   }
@@ -293,8 +293,8 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(
   const ZeroConfig& zero = config.zero_optimization;
   ZERO_ASSIGN_OR_RETURN(std::vector<FitProposal> found,
                         FindFits(search, rank, zero, /*on_disk=*/false));
-  // A disk is slow, and excludes delayed updates.
-  if (found.empty() && !zero.delayed_update) {
+  // A disk is slow, and excludes other orders of updates.
+  if (found.empty() && zero.may_use_disk()) {
     ZERO_ASSIGN_OR_RETURN(const bool may_fit, search.HoldsGradients());
     if (may_fit) {
       ZERO_ASSIGN_OR_RETURN(found,

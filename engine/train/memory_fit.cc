@@ -94,7 +94,7 @@ absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,
   }
   if (predicted.host_bytes() <= memory) return absl::OkStatus();
   const ZeroConfig& zero = config.zero_optimization;
-  const bool disk_helps = train && !zero.delayed_update &&
+  const bool disk_helps = train && zero.may_use_disk() &&
                           (zero.offload_optimizer == OffloadDevice::kCpu ||
                            zero.offload_param == OffloadDevice::kCpu);
   const int64_t copy = SnapshotBytes(predicted.host_ledger);

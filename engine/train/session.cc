@@ -278,6 +278,7 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   const ZeroConfig& zero = config.zero_optimization;
   options.overlap = zero.overlap_comm;
   options.delayed_updates = train && zero.delayed_update;
+  options.update_before_norm = train && zero.update_before_norm;
   options.gather = {
       .prefetch_elems = zero.stage3_prefetch_bucket_size,
       .max_live_elems = zero.stage3_max_live_parameters,

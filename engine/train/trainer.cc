@@ -318,8 +318,12 @@ absl::StatusOr<StepRecord> Trainer::Await() {
   const int64_t last =
       record_.step + static_cast<int64_t>(launched_.size()) - 1;
   absl::StatusOr<StepOutput> output = executor().Finish();
-  if (output.ok() && output->skipped && launched_.size() > 1) {
-    output = TakeAgain();
+  if (output.ok() && output->skipped) {
+    if (config_.zero_optimization.update_before_norm) {
+      output = NotFinite(*output);
+    } else if (launched_.size() > 1) {
+      output = TakeAgain();
+    }
   }
   if (!output.ok()) return InStep(output.status(), last);
   step_end_ = Clock::now();
@@ -331,6 +335,17 @@ absl::StatusOr<StepRecord> Trainer::Await() {
   taken.output.grad_norm = WithoutSignOfNan(output->grad_norm);
   launched_.pop_front();
   return taken;
+}
+
+absl::Status Trainer::NotFinite(const StepOutput& output) const {
+  return absl::DataLossError(absl::StrCat(
+      output.non_finite.empty()
+          ? "the norm of all gradients"
+          : absl::StrCat("a gradient of ", output.non_finite),
+      " is not finite, and the host may have updated parameters with it "
+      "already (zero_optimization.offload_optimizer.update_before_norm): "
+      "nothing of it is saved. Resume from the last checkpoint without that "
+      "key, so that such a step is skipped"));
 }
 
 absl::StatusOr<StepOutput> Trainer::TakeAgain() {

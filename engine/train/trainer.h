@@ -108,6 +108,8 @@ class Trainer {
 
   // If the first of two launched steps was skipped, both are dropped and the
   // first is repeated: only its time shows, as part of this step.
+  // The error of a step that update_before_norm cannot skip.
+  absl::Status NotFinite(const StepOutput& output) const;
   absl::StatusOr<StepOutput> TakeAgain();
   // Whether the step after step `index` may be launched before that one's
   // results are known: its inputs do not depend on them, unless step `index` is

@@ -41,6 +41,11 @@ struct ExecutorOptions {
   // Steps may have a delayed update (StepInput): the host keeps a second copy
   // of parameters and of the gradients that it reads.
   bool delayed_updates = false;
+  // The host updates a unit as soon as it has its gradients
+  // (ScheduleOptions::update_before_norm): StepOutput::skipped then says that a
+  // gradient was not finite, but parameters may have been updated with it.
+  // REQUIRES: no clipping, no loss scale.
+  bool update_before_norm = false;
   GatherPolicy gather;
   Recompute recompute = Recompute::kOff;
   // Most logits of a micro-batch kept from forward to backward by parts of the
@@ -72,7 +77,8 @@ struct ExecutorOptions {
             .overlap = overlap,
             .gather = gather,
             .tensor_norms = optimizer.needs_tensor_norms(),
-            .delayed_update = delayed_update};
+            .delayed_update = delayed_update,
+            .update_before_norm = update_before_norm};
   }
 };
 

@@ -426,7 +426,8 @@ class UpdateBuilder {
   UpdateBuilder(const Plan& plan, const ScheduleOptions& options)
       : plan_(plan),
         tensor_norms_(options.tensor_norms),
-        delayed_(options.delayed_update) {
+        delayed_(options.delayed_update),
+        before_norm_(options.update_before_norm) {
     for (int pass = tensor_norms_ ? 0 : 1; pass < 2; ++pass) {
       for (const int u : plan.forward_order) {
         if (!plan.UpdatesFromDisk(u)) continue;
@@ -447,6 +448,7 @@ class UpdateBuilder {
           return action.kind == ActionKind::kForwardBackward;
         });
     actions->insert(turn.base(), first.begin(), first.end());
+    if (before_norm_) UpdateBehindSquares(actions);
     out_ = actions;
     actions->push_back({ActionKind::kNorm});
     if (tensor_norms_) {
@@ -458,7 +460,9 @@ class UpdateBuilder {
     size_t next_bucket = 0;
     std::vector<bool> updated(plan_.units.size());
     for (const int u : plan_.forward_order) {
-      Pass(ActionKind::kUpdate, u);
+      if (!before_norm_ || !plan_.UpdatesOnHost(u)) {
+        Pass(ActionKind::kUpdate, u);
+      }
       if (delayed_) continue;  // its successors came before
       updated[u] = true;
       while (next_bucket < plan_.gather_buckets.size() &&
@@ -472,6 +476,18 @@ class UpdateBuilder {
  private:
   void Add(ActionKind kind, int unit, int segment = 0) {
     out_->push_back({.kind = kind, .index = unit, .phase = segment});
+  }
+
+  void UpdateBehindSquares(std::vector<Action>* actions) {
+    std::vector<Action> with;
+    out_ = &with;
+    for (const Action& action : *actions) {
+      with.push_back(action);
+      if (action.kind == ActionKind::kSumSquares) {
+        Pass(ActionKind::kUpdate, action.index);
+      }
+    }
+    *actions = std::move(with);
   }
 
   void Pass(ActionKind kind, int unit) {
@@ -502,7 +518,7 @@ class UpdateBuilder {
   }
 
   const Plan& plan_;
-  const bool tensor_norms_, delayed_;
+  const bool tensor_norms_, delayed_, before_norm_;
   std::vector<SegmentRef> visits_;  // in order, of all passes
   size_t next_ = 0;
   std::array<bool, Plan::kNumSwapSlots> in_use_ = {};
@@ -517,6 +533,7 @@ class WaitFinder {
       : plan_(plan),
         overlap_(options.overlap),
         delayed_(options.delayed_update),
+        before_norm_(options.update_before_norm),
         actions_(*actions),
         size_(static_cast<int>(actions->size())),
         bringing_(plan.units.size()),
@@ -635,7 +652,8 @@ class WaitFinder {
         break;
       case ActionKind::kUpdate:
         if (on_host) {
-          Await(computed_);
+          // The norm. Before it, the sum of squares has made its waits.
+          if (!before_norm_) Await(computed_);
         } else {
           freed_ = i;  // its gradients, at the end of the step
         }
@@ -659,11 +677,8 @@ class WaitFinder {
         if (plan_.UpdatesFromDisk(action.index)) {
           update_slots_[SlotOf(action)].insert(i);
         }
-        if (delayed_) {
-          Await(computed_);
-        } else {
-          updated_[action.index] = i;
-        }
+        if (delayed_ || before_norm_) Await(computed_);  // its last use
+        if (!delayed_) updated_[action.index] = i;
         changed_[action.index] = i;
         bringing_[action.index] = {i};
         break;
@@ -741,7 +756,7 @@ class WaitFinder {
   }
 
   const Plan& plan_;
-  const bool overlap_, delayed_;
+  const bool overlap_, delayed_, before_norm_;
   std::vector<Action>& actions_;
   const int size_;
   // For each unit, the last action that gathers its parameters, that takes its

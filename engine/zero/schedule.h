@@ -111,6 +111,9 @@ struct ScheduleOptions {
   // after that step's last use of the old ones.
   // REQUIRES: the host updates all units that are trained.
   bool delayed_update = false;
+  // The host updates a unit right behind the sum of its squares.
+  // REQUIRES: no tensor_norms, no delayed_update, no states on a disk.
+  bool update_before_norm = false;
 };
 
 // The actions of one training step.

@@ -183,23 +183,28 @@ Updater::View Updater::ViewOf(int unit, int segment, const Piece& piece,
   const FlatState& params = states_->updated_params(unit);
   const FlatState& grads = states_->reduced_grads(unit);
   const FlatState& master = states_->master();
-  const StepScalars& scalars = *NumbersOf(unit).scalars;
+  // Before the norm, gradients are taken as they are.
+  const bool has_norm =
+      !options_.update_before_norm || !plan_->UpdatesOnHost(unit);
+  const StepScalars* const scalars =
+      has_norm ? NumbersOf(unit).scalars : nullptr;
   const auto part = [&](const FlatState& state) {
     if (by_segment) return state.Shard({unit, segment});
     return state.sharded() ? state.Local(unit, piece.local) : state.Local(unit);
   };
   View view;
-  view.state = {.param = part(params).vector(),
-                .master = master.defined() ? part(master).vector() : Vector(),
-                .grad = part(grads).vector(),
-                .grad_scale = &scalars.grad_scale,
-                .found_non_finite = &scalars.found_non_finite,
-                .ranges = update.ranges,
-                .whole_param = !by_segment && !params.sharded(),
-                .whole_grad = !by_segment && !grads.sharded(),
-                .stochastic_rounding = options_.stochastic_rounding,
-                .rounding_key = input.rounding_key,
-                .first_element = update.first_element};
+  view.state = {
+      .param = part(params).vector(),
+      .master = master.defined() ? part(master).vector() : Vector(),
+      .grad = part(grads).vector(),
+      .grad_scale = has_norm ? &scalars->grad_scale : nullptr,
+      .found_non_finite = has_norm ? &scalars->found_non_finite : nullptr,
+      .ranges = update.ranges,
+      .whole_param = !by_segment && !params.sharded(),
+      .whole_grad = !by_segment && !grads.sharded(),
+      .stochastic_rounding = options_.stochastic_rounding,
+      .rounding_key = input.rounding_key,
+      .first_element = update.first_element};
   for (const FlatState& array : states_->optimizer()) {
     view.arrays.push_back(part(array).As<float>());
   }

@@ -555,6 +555,31 @@ TEST(LoadTest, ADelayedUpdateIsOneOfTheHost) {
   EXPECT_TRUE(config.DelaysUpdateOf(40));
 }
 
+TEST(LoadTest, AnUpdateBeforeTheNormNeedsNoNorm) {
+  const std::string zero = "zero_optimization.";
+  const std::vector<std::string> sets = {
+      zero + R"(offload_optimizer={"device": "cpu",
+                                   "update_before_norm": true})",
+      zero + "stage=2", "gradient_clipping=0"};
+  const auto loaded = LoadSmall(sets);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE(loaded->config.zero_optimization.update_before_norm);
+  const std::pair<std::string, std::string> kCases[] = {
+      {"gradient_clipping=0.5", "is 0.5: clipping needs the norm of all"},
+      {"fp16.enabled=true", "a step that overflows has to be skipped"},
+      {"optimizer.type=Lamb", "it needs norms of whole parameters first"},
+      {zero + "offload_optimizer.delayed_update.enabled=true",
+       "its update runs during the next step"},
+      {zero + R"(offload_optimizer={"device": "nvme", "nvme_path": "/disk",
+                                    "update_before_norm": true})",
+       "states on a disk are read in the order of the next forward"}};
+  for (const auto& [set, reason] : kCases) {
+    std::vector<std::string> all = sets;
+    all.push_back(set);
+    EXPECT_THAT(ErrorOfSmall(all), testing::HasSubstr(reason));
+  }
+}
+
 TEST(LoadTest, StatesOnADiskWantAFolder) {
   const std::string zero = "zero_optimization.";
   const std::string optimizer =

@@ -708,6 +708,23 @@ TEST_F(TrainerTest, TooManySkipsInARowEndTheRunWithTheTensorsName) {
   EXPECT_FALSE(std::filesystem::exists(dir_.File("run/final")));
 }
 
+TEST_F(TrainerTest, AnUpdateBeforeTheNormOfABadGradientEndsTheRun) {
+  const std::string zero = "zero_optimization.";
+  const Outcome outcome =
+      Run(Load({zero + "stage=2", "gradient_clipping=0",
+                zero + R"(offload_optimizer={"device": "cpu",
+                                         "update_before_norm": true})"}),
+          [](Trainer& trainer) { OverflowInBackward(trainer, 2, 4, 4); });
+  ASSERT_FALSE(outcome.summary.ok());
+  EXPECT_EQ(outcome.summary.status().code(), absl::StatusCode::kDataLoss);
+  const std::string message(outcome.summary.status().message());
+  EXPECT_NE(message.find("step 4: a gradient of block.1."), std::string::npos)
+      << message;
+  EXPECT_NE(message.find("Resume from the last checkpoint"), std::string::npos);
+  EXPECT_EQ(Steps().size(), 3u);
+  EXPECT_FALSE(std::filesystem::exists(dir_.File("run/final")));
+}
+
 TEST_F(TrainerTest, ANormThatOverflowsHasNoTensorToBlame) {
   // Each element is finite; the norm, 3.4e38 * sqrt(2), is not.
   const Outcome outcome =

@@ -328,6 +328,62 @@ TEST(OffloadTest, AnyShareOfTheHostGivesTheSameBits) {
   }
 }
 
+TEST(OffloadTest, UpdatesBeforeTheNormGiveTheSameBits) {
+  for (const int world : {1, 2, 3}) {
+    for (const int stage : {1, 2, 3}) {
+      for (const int bits : {0, 1, 2, 4, 8, 15}) {
+        SCOPED_TRACE(testing::Message() << "stage " << stage << " world "
+                                        << world << " bits " << bits);
+        Job job{.config = TiedLlama(), .world = world};
+        job.options.max_grad_norm = 0;
+        job.options.param_dtype = DType::kBF16;
+        if (bits & 1) job.micro_steps = 2;
+        if (bits & 2) job.options.optimizer.kind = OptimizerKind::kSgd;
+        job.options.plan.vocabulary_parts = bits & 4;
+        job.options.plan.min_part_elems = 640;
+        if (bits & 8) AddDelays(&job);
+        for (const bool all : {false, true}) {
+          if (all && stage < 3) continue;
+          job.options = Offloaded(job.options, stage,
+                                  all ? kAllOnHost : kOptimizerOnHost);
+          job.options.plan.host_share = bits & 8 && !all ? 0.3 : 1.0;
+          job.options.update_before_norm = false;
+          const Outcome want = Train(job);
+          job.options.update_before_norm = true;
+          EXPECT_EQ(Train(job), want) << (all ? "all on the host" : "");
+        }
+      }
+    }
+  }
+}
+
+// All but the first unit's, whose backward pass is the last.
+TEST(OffloadTest, UpdatesBeforeTheNormRunUnderTheRestOfBackward) {
+  Job job;
+  job.options = Offloaded(job.options, 3, kOptimizerOnHost);
+  job.options.plan.reduce_bucket_elems = 1;
+  const Plan plan = PlanOf(job);
+  const std::vector<Action> list =
+      MakeSchedule(plan, {.update_before_norm = true});
+  int update = 0, under = 0;
+  bool backward_follows = false;
+  for (auto action = list.rbegin(); action != list.rend(); ++action) {
+    backward_follows |= action->kind == ActionKind::kBackward;
+    if (action->kind == ActionKind::kNorm) {
+      EXPECT_EQ(update, 0) << "an update behind the norm";
+    }
+    if (action->kind != ActionKind::kUpdate) continue;
+    ++update;
+    under += backward_follows;
+    for (const int wait : action->waits) {
+      EXPECT_NE(list[wait < 0 ? wait + list.size() : wait].kind,
+                ActionKind::kNorm);
+    }
+  }
+  EXPECT_EQ(update, static_cast<int>(plan.units.size()));
+  EXPECT_GE(under, update - 2);
+}
+
 TEST(OffloadTest, TheHostHasItsShareOfWholeUnits) {
   Job job;
   job.options = Offloaded(job.options, 2, kOptimizerOnHost);
