@@ -29,6 +29,8 @@ HOST = "zero_optimization.offload_optimizer."
 CASES = {
     "no offload": [],
     "offload": [HOST + "device=cpu"],
+    "offload, update before norm": [HOST + "device=cpu",
+                                    HOST + "update_before_norm=true"],
     "offload, delayed update": [HOST + "device=cpu",
                                 HOST + "delayed_update.enabled=true",
                                 HOST + "delayed_update.warmup_steps=0"],
@@ -230,10 +232,10 @@ def offload_targets(found):
             DELAYED if delayed else None, False))
         if not delayed:
             targets.append((
-                "exposed beyond the last update / step",
+                "%s: exposed beyond the last update / step" % case,
                 max(0.0, median_step(rows, "exposed_ms") -
                     rows[0]["update_ms"]) / median_step(rows, "step_ms"),
-                EXPOSED, False))
+                EXPOSED if "before" in case else None, False))
     if len(found["nvme"]) == 2:
         ours, peer = (summary(found["nvme"][name])["tokens_per_second"]
                       for name in ("zero", "DeepSpeed"))
