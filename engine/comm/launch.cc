@@ -105,6 +105,21 @@ constexpr Names kTorch = {"RANK", "WORLD_SIZE", "LOCAL_RANK",
                           "LOCAL_WORLD_SIZE"};
 constexpr Names kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
                           "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"};
+
+constexpr char kSlurmTasks[] = "SLURM_STEP_TASKS_PER_NODE";
+
+// "2(x4)": two on each of four nodes.
+absl::StatusOr<int> TasksOfEachNode(const std::string& text) {
+  int tasks = 0;
+  if (absl::SimpleAtoi(text.substr(0, text.find("(x")), &tasks) && tasks > 0 &&
+      !absl::StrContains(text, ',')) {
+    return tasks;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(kSlurmTasks, " is \"", text,
+                   "\": every node needs the same number of tasks (srun "
+                   "--ntasks-per-node)"));
+}
 constexpr Names kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                             "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE"};
@@ -204,7 +219,11 @@ absl::StatusOr<absl::optional<Launch>> ReadLaunch(const GetEnvFn& env) {
                             variables.Number(kNodes, 1, kMaxInt, because));
     }
   }
-  if (nodes > 1) {
+  if (nodes > 1 && slurm && !variables.Has(names.local_world) &&
+      variables.Has(kSlurmTasks)) {
+    ZERO_ASSIGN_OR_RETURN(launch.local_world,
+                          TasksOfEachNode(*env(kSlurmTasks)));
+  } else if (nodes > 1) {
     ZERO_ASSIGN_OR_RETURN(
         launch.local_world,
         variables.Number(names.local_world, 1, kMaxInt, because));

@@ -206,7 +206,8 @@ absl::Status Resumption::CheckUnfinished(
       " is finished (summary.json: ", summary["steps"].get<int64_t>(),
       " steps) and has no checkpoint of its end; ",
       present.empty()
-          ? "leave out --resume to repeat it"
+          ? "choose another training.out_dir, or leave out --resume, to "
+            "repeat it"
           : absl::StrCat("raise training.steps to continue from ",
                          present.back(),
                          ", give --resume latest to repeat what follows it"),

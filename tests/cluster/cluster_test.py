@@ -23,6 +23,7 @@ JOBS = os.path.abspath("tools/jobs")
 HERE = os.path.dirname(os.path.abspath(__file__))
 CLUSTER = os.path.join(HERE, "cluster")
 REPEAT = 1  # --repeat: how often each fault is tried
+RUN = "out/run"  # the folder that run.json does not name
 TEMP = "/var/tmp"  # the same on all hosts; their /tmp is their own
 MISSING = [program for program in
            ("ip", "nsenter", "unshare", "munged", "slurmctld", "slurmd",
@@ -38,7 +39,7 @@ CONFIG = {
     "model": {"preset": "gpt2-tiny", "n_layer": 2, "n_embd": 64},
     "data": {"train": os.path.abspath("engine") + "/base/*.h",
              "tokenizer": "bytes", "sequence_length": 32},
-    "training": {"steps": 30, "save_final": False, "out_dir": "run"},
+    "training": {"steps": 30, "save_final": False},
     "train_batch_size": 8,
     "gradient_clipping": 1.0,
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
@@ -92,7 +93,7 @@ class HostsTest(unittest.TestCase):
                        cwd=self.folder, stdout=subprocess.DEVNULL)
         return self.summary("threads")["parameters_hash"]
 
-    def summary(self, out="run"):
+    def summary(self, out=RUN):
         with open(self.path(out, "summary.json")) as file:
             return json.load(file)
 
@@ -125,7 +126,7 @@ class HostsTest(unittest.TestCase):
     def metrics(self):
         """The lines of the run so far; the last may be incomplete."""
         try:
-            with open(self.path("run", "metrics.jsonl")) as file:
+            with open(self.path(RUN, "metrics.jsonl")) as file:
                 return [json.loads(line) for line in file
                         if line.endswith("\n")]
         except FileNotFoundError:
@@ -173,9 +174,38 @@ class ClusterTest(HostsTest):
         self.assertEqual(self.wait(job), "COMPLETED", self.output())
         text = self.output()
         self.assertIn("the time is nearly up: saving", text)
-        self.assertIn("start 2 on node[1-2], after run/checkpoints/step-", text)
+        self.assertIn("start 2 on node[1-2], after out/run/checkpoints/step-", text)
         self.assertEqual(self.summary()["parameters_hash"],
                          self.threads_hash(2, *steps))
+
+    def test_a_job_that_cannot_start_is_not_started_again(self):
+        steps = ["--set", "training.steps=100000", "--set",
+                 "training.save_every=10", "--threads", "1"]
+        first = self.sbatch("--nodes=1", "--output=first.out",
+                            JOBS + "/slurm.sbatch", "run.json", *steps)
+        self.wait_for_steps(20)
+        # Its checkpoints are not those of a second job in the same folder.
+        second = self.sbatch("--nodes=1", JOBS + "/slurm.sbatch", "run.json",
+                             *steps)
+        self.assertEqual(self.wait(second), "FAILED", self.output())
+        self.assertIn("another run is writing to", self.output())
+        self.assertIn("training did not start, for the reason above: not "
+                      "restarted", self.output())
+        self.on("scancel", first)
+        self.wait(first)
+        # Every process would say what is wrong, and srun tell the status of
+        # those that it ended.
+        for words, reason in (
+                (["--nodes=2", "--ntasks=3"], "3 tasks on 2 nodes"),
+                (["--nodes=2"], "training.stpes")):
+            job = self.sbatch(*words, "--output=%s.out" % len(words),
+                              JOBS + "/slurm.sbatch", "run.json", "--set",
+                              "training.stpes=3")
+            self.assertEqual(self.wait(job), "FAILED")
+            with open(self.path("%s.out" % len(words))) as file:
+                self.assertIn(reason, file.read())
+            self.assertIn("ExitCode=2:0", self.on("scontrol", "show", "job",
+                                                  job))
 
     def test_mpirun_goes_on_after_a_process_was_killed(self):
         sets = ["--set", "training.steps=1500", "--set",
@@ -190,8 +220,8 @@ class ClusterTest(HostsTest):
         text = self.output()
         self.assertRegex(text,
                          r"process 1 ended without reporting|rank 1 .*node2")
-        self.assertIn("start 2, after run/checkpoints/step-", text)
-        self.assertIn("start 3, after run/checkpoints/step-", text)
+        self.assertIn("start 2, after out/run/checkpoints/step-", text)
+        self.assertIn("start 3, after out/run/checkpoints/step-", text)
         self.assertEqual(self.summary()["parameters_hash"],
                          self.threads_hash(2, *sets))
 
@@ -258,7 +288,7 @@ class ElasticTest(HostsTest):
                          self.output())
         text = self.output()
         self.assertIn("start 1 on node[1-4] (4 of them)", text)
-        self.assertIn("on node[1-3] (3 of them), after run/checkpoints/", text)
+        self.assertIn("on node[1-3] (3 of them), after out/run/checkpoints/", text)
         self.expect_one_run("node4")
 
 
@@ -336,7 +366,7 @@ class FaultsTest(HostsTest):
                 self.cluster("up", str(self.hosts))
             print("%s %d: %.1f s" % (name, len(outcomes),
                                      time.monotonic() - begin), flush=True)
-            shutil.rmtree(self.path("run"), ignore_errors=True)
+            shutil.rmtree(self.path(RUN), ignore_errors=True)
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self.path("job.out"))
         for outcome in outcomes:
@@ -400,7 +430,7 @@ class FaultsTest(HostsTest):
                 r"process 1 ended without reporting.* on node2|"
                 r"rank 1 .* on node2")
             self.ends(run)
-            self.assertIn("start 2, after run/checkpoints/step-", self.output())
+            self.assertIn("start 2, after out/run/checkpoints/step-", self.output())
             self.expect_whole()
             outcome.restart = "resumed to the same bits"
             return outcome
@@ -421,7 +451,7 @@ class FaultsTest(HostsTest):
             self.assertEqual(self.wait(job, seconds=180), "COMPLETED",
                              self.output())
             self.assertRegex(self.output(), r"start 2 on node\[1-2\], after "
-                             "run/checkpoints/step-")
+                             "out/run/checkpoints/step-")
             self.expect_whole()
             outcome.restart = "resumed to the same bits"
             return outcome
@@ -496,7 +526,7 @@ class FaultsTest(HostsTest):
             said = self.until("rank 1: cannot write .*: file too large")
             outcome.message = re.sub(r"\S*step-\S*", "FILE", said[0])
             self.ends(run)
-            self.assertIn("start 2, after run/checkpoints/step-", self.output())
+            self.assertIn("start 2, after out/run/checkpoints/step-", self.output())
             self.expect_whole()
             outcome.restart = "resumed to the same bits"
             return outcome

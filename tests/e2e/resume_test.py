@@ -144,7 +144,7 @@ class ResumeTest(RunsTest):
         # Without any checkpoint.
         self.train("short", *ends, "training.steps=2")
         again = self.start("short", *ends, "training.steps=2", "--resume", "auto")
-        self.assertIn("leave out --resume to repeat it, or start another run",
+        self.assertIn("or leave out --resume, to repeat it, or start another run",
                       again.communicate()[1])
         text = self.train("short", *ends, "training.steps=3", "--resume", "auto")
         self.assertRegex(text, r"weights +random, seed")

@@ -18,15 +18,24 @@
 #include "absl/strings/strip.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/nearest.h"
+#include "engine/comm/launch.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/ranks.h"
 
 namespace zero {
 namespace {
 
+// Of several: "process 1 on node2: ".
+std::string Process() {
+  const absl::StatusOr<absl::optional<Launch>> launch = ReadLaunch();
+  if (!launch.ok() || !launch->has_value()) return "";
+  return absl::StrCat("process ", (*launch)->rank, " on ", HostName(), ": ");
+}
+
 int Ended(const absl::Status& status) {
   if (!status.ok()) {
-    std::fprintf(stderr, "zero: %s\n", std::string(status.message()).c_str());
+    std::fprintf(stderr, "zero: %s%s\n", Process().c_str(),
+                 std::string(status.message()).c_str());
   }
   return ExitCodeOf(status);
 }

@@ -15,6 +15,7 @@ namespace {
 
 std::atomic<bool> stop_requested{false};
 std::atomic<bool> terminated{false};  // the first signal was SIGTERM
+std::atomic<bool> quiet{false};
 
 sigset_t StopSignals() {
   sigset_t signals;
@@ -41,6 +42,7 @@ void TakeSignals(const sigset_t& signals, const std::string& left) {
           write(STDERR_FILENO, left.data(), left.size());
       _exit(128 + signal);
     }
+    if (quiet) continue;
     std::fputs(
         "\nstopping after the current step (interrupt again to stop at once)\n",
         stderr);
@@ -48,6 +50,8 @@ void TakeSignals(const sigset_t& signals, const std::string& left) {
 }
 
 }  // namespace
+
+void QuietStopSignals() { quiet = true; }
 
 int StopExitCode() { return terminated ? 128 + SIGTERM : 128 + SIGINT; }
 

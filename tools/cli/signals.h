@@ -20,6 +20,9 @@ namespace zero {
 // REQUIRES: called once, before anything that may enter OpenMP.
 const std::atomic<bool>* InstallStopSignals(std::string left = "");
 
+// Says nothing at the first signal: rank 0 does.
+void QuietStopSignals();
+
 // The exit status after such a signal: 143 after SIGTERM, as schedulers expect,
 // 130 after the others.
 int StopExitCode();

@@ -177,6 +177,7 @@ absl::Status Train(TrainFlags flags) {
       "; training.out_dir has what this run had completed: metrics.jsonl up to "
       "the last reported step, summary.json and weights if written");
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
+  if (flags.run.launch && flags.run.launch->rank > 0) QuietStopSignals();
   const TraceFiles trace_files(flags.run, flags.trace);
   if (!flags.resume.empty()) {
     flags.run.sets.push_back(

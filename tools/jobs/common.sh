@@ -16,10 +16,21 @@ config_of() {  # RANKS ZERO CONFIG OPTIONS...
   "$zero" config "${words[@]}" --ranks "$ranks"
 }
 
-# The folder that a run writes to.
-out_dir() {  # RANKS ZERO CONFIG OPTIONS...
-  config_of "$@" 2>/dev/null |
-    sed -n 's/^ *"out_dir": "\([^"]*\)".*/\1/p' | head -n 1
+# Sets `folder`, which a run writes to. A config that cannot run ends the script:
+# all processes would say so, and srun would tell the status of those it ended.
+find_folder() {  # RANKS ZERO CONFIG OPTIONS...
+  local config
+  config=$(config_of "$@") || exit 2
+  # A folder that the config does not name is a comment.
+  folder=$(sed -n 's|^ *\(// \)*"out_dir": "\([^"]*\)".*|\2|p' <<<"$config" | head -n 1)
+}
+
+# The run that wrote to a folder last: each start writes config.json anew.
+run_in() { stat -c '%i %y' "$1/config.json" 2>/dev/null; }  # OUT_DIR
+
+# Whether it was stopped by a signal, or by training.max_minutes, and saved.
+was_stopped() {  # OUT_DIR
+  grep -q '"interrupted": *true' "$1/summary.json" 2>/dev/null
 }
 
 # The newest checkpoint: a run that failed without a new one would only fail
@@ -45,8 +56,11 @@ ranks_of() {  # OPTIONS...
 # Sets `resume`, the user's --resume or auto, and `words`, the other options.
 take_resume() {  # CONFIG OPTIONS...
   resume=auto words=()
+  case $1 in -*) say "$1: CONFIG comes first, then the options of zero train"; usage ;; esac
   while (($#)); do
     case $1 in
+      --elastic|--hostfile|--max-restarts)
+        say "$1 is the script's own option: it comes before CONFIG"; usage ;;
       --resume) (($# > 1)) || usage; resume=$2; shift ;;
       --resume=*) resume=${1#*=} ;;
       *) words+=("$1") ;;
@@ -79,6 +93,13 @@ choose_hosts() {  # RANKS_OF_EACH... -- ZERO CONFIG OPTIONS...
   shift
   chosen=${#ranks[@]}
   ((chosen <= most)) || chosen=$most
+  if ((${#ranks[@]} >= least)); then
+    sum=$(sum_of "${ranks[@]:0:least}")
+    if ! why=$(config_of "$sum" "$@" 2>&1 >/dev/null); then
+      say "not on $least hosts, the fewest of --elastic: $why"
+      return 1
+    fi
+  fi
   for (( ; chosen >= least; --chosen)); do
     sum=$(sum_of "${ranks[@]:0:chosen}")
     why=$(config_of "$sum" "$@" 2>&1 >/dev/null) && return

@@ -104,29 +104,38 @@ pass_on() {
     printf '%s\n' "$line" >&2
     case $line in
       *'job has been aborted'*|*'mpirun noticed that process'*|*'lost communication'*)
+        [ -e "$temporary/over" ] ||
+          say "a process has ended: mpirun ends the others, in at most $patience s"
         touch "$temporary/over" ;;
     esac
   done
 }
+# Sleeps that outlive this script must not hold its output.
 end_when_over() {  # PID
-  until [ -e "$temporary/over" ]; do sleep 1; done
-  sleep $patience
+  until [ -e "$temporary/over" ]; do sleep 1 >/dev/null 2>&1; done
+  sleep $patience >/dev/null 2>&1
   say "mpirun waits for an unreachable host: ending"
   kill -9 -- "-$1"
 }
 
-stopped= run= code=1 failed_on=
+stopped= run= code=1 failed_on= failure=
 # mpirun passes USR1 on to all processes; at TERM it would kill them.
-trap 'stopped=yes; say "saving"; [ -z "$run" ] || kill -USR1 $run' INT TERM USR1
+stop() {  # STATUS
+  stopped=$1
+  say "saving"
+  [ -z "$run" ] || kill -USR1 $run
+}
+trap 'stop $signalled' INT USR1
+trap 'stop $terminated' TERM
 for ((restart = 0; ; ++restart)); do
   find_hosts "$@" || exit $code
-  [ -z "$stopped" ] || exit $signalled
+  [ -z "$stopped" ] || exit $stopped
   if [ "$failed_on" = "on $hosts" ]; then
-    say "zero ended with status $code, and no checkpoint since its start: giving up"
+    say "zero ended with status $code, and $failure: giving up"
     exit $code
   fi
-  folder=$(out_dir "$world" "$zero" "$@")
-  before=$(newest "$folder")
+  find_folder "$world" "$zero" "$@"
+  before=$(newest "$folder") run_before=$(run_in "$folder")
   rm -f "$temporary/over"
   [ $restart -eq 0 ] ||
     say "zero ended with status $code; start $((restart + 1)), after ${before:-nothing}"
@@ -144,10 +153,13 @@ for ((restart = 0; ; ++restart)); do
   kill $watch 2>/dev/null
   run=
   [ $code -ne 0 ] || exit 0
+  [ $code -ne $signalled ] || [ -z "$stopped" ] || code=$stopped
   if [ -n "$stopped" ] || [ $code -eq $paused ]; then exit $code; fi
   ((restart < max_restarts)) || exit $code
-  failed_on=
-  if [ "$(newest "$folder")" = "$before" ]; then failed_on="on $hosts"
+  failed_on= failure="training did not start, for the reason above"
+  if [ "$(run_in "$folder")" = "$run_before" ]; then failed_on="on $hosts"
+  elif [ "$(newest "$folder")" = "$before" ]; then
+    failed_on="on $hosts" failure="no checkpoint since its start"
   else resume=auto
   fi
 done

@@ -232,5 +232,18 @@ TEST(LaunchTest, SeveralNodesWantTasksPerNode) {
                         "--ntasks-per-node)"));
 }
 
+TEST(LaunchTest, ASlurmStepSaysItsTasksOfEachNode) {
+  Variables variables = Without(kSlurm, "SLURM_NTASKS_PER_NODE");
+  variables["SLURM_STEP_TASKS_PER_NODE"] = "4(x2)";
+  const auto launch = Read(variables);
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_EQ((*launch)->local_world, 4);
+  variables["SLURM_STEP_TASKS_PER_NODE"] = "5,3";
+  EXPECT_THAT(
+      ErrorOf(variables),
+      HasSubstr("SLURM_STEP_TASKS_PER_NODE is \"5,3\": every node needs "
+                "the same number of tasks"));
+}
+
 }  // namespace
 }  // namespace zero
