@@ -5,9 +5,8 @@
 
 namespace zero::cuda {
 
-CudaOps::CudaOps(int num_sms, const CudaOptions& options)
+CudaOps::CudaOps(const CudaOptions& options)
     : options_(options),
-      num_sms_(num_sms),
       matmul_(std::make_unique<MatmulPlans>(*this, options)),
       attention_(
           std::make_unique<AttentionPlans>(options.deterministic_attention)),

@@ -25,7 +25,7 @@ class AttentionPlans;  // cuDNN graphs, one per shape (cudnn_attention.h)
 class CudaOps final : public Ops {
  public:
   // REQUIRES: the device is current on the calling thread.
-  CudaOps(int num_sms, const CudaOptions& options);
+  explicit CudaOps(const CudaOptions& options);
   ~CudaOps() override;
 
   const CudaOptions& options() const { return options_; }
@@ -38,7 +38,6 @@ class CudaOps final : public Ops {
 
  private:
   CudaOptions options_;
-  int num_sms_;
   std::unique_ptr<MatmulPlans> matmul_;
   std::unique_ptr<AttentionPlans> attention_;
   CudaSizes sizes_;

@@ -145,9 +145,7 @@ class CudaStream final : public Stream {
     ZERO_CUDA_CHECK(cudaStreamCreateWithPriority(
         &stream_, cudaStreamNonBlocking, priority));
     const int64_t bytes = StreamBytes(role);
-    if (bytes == 0) return;
-    ZERO_CUDA_CHECK(cudaMalloc(&scratch_, bytes));
-    ZERO_CUDA_CHECK(cudaMemsetAsync(scratch_, 0, bytes, stream_));
+    if (bytes > 0) ZERO_CUDA_CHECK(cudaMalloc(&scratch_, bytes));
   }
   ~CudaStream() override {
     Ignore(cudaSetDevice(device_.index()));
@@ -301,7 +299,7 @@ CudaDevice::CudaDevice(int index, const CudaOptions& options, int host_threads,
                        int64_t context_bytes)
     : index_(index),
       context_bytes_(context_bytes),
-      ops_(Attribute(cudaDevAttrMultiProcessorCount, index), options),
+      ops_(options),
       host_(MakeCpuDevice(host_threads)) {}
 
 CudaDevice::~CudaDevice() { Ignore(cudaSetDevice(index_)); }

@@ -61,7 +61,7 @@ struct Packed {
 };
 
 // Loads the slice of p without converting it, so that loads do not wait for
-// each other. Elements beyond a partial slice are undefined.
+// each other. Elements beyond a partial slice are zeros.
 template <bool kWhole, int N, class T>
 __device__ inline Packed<T, N> Load(const T* p, const Slice<N>& slice) {
   Packed<T, N> packed;

@@ -25,10 +25,6 @@ struct LambPass : MomentPass {
 
 // ---- Pass 1 -----------------------------------------------------------------
 
-struct Owners {
-  int32_t part[kRangesPerLaunch];
-};
-
 template <bool kSplit, class G>
 struct MomentsPass : LambPass {
   using LambPass::LambPass;
@@ -54,15 +50,14 @@ struct MomentsPass : LambPass {
   }
 };
 
-// A block does a run of a range, as the sums of squares want it; the last one
-// of the range adds its runs. Squares are taken on the way, so that the update
-// is never stored: moves 22 bytes per parameter with 16-bit gradients (p, grad,
-// m and v both ways); >= 80 % of copy bandwidth.
+// A block does a run of a range, as the sums of squares want it. Squares are
+// taken on the way, so that the update is never stored: moves 22 bytes per
+// parameter with 16-bit gradients (p, grad, m and v both ways); >= 80 % of copy
+// bandwidth.
 template <bool kSplit, class G>
 __global__ void __launch_bounds__(kUpdateThreads)
-    MomentsKernel(RangeBatch batch, Owners owners, MomentsPass<kSplit, G> pass,
-                  bool aligned, double* runs, unsigned* counters,
-                  double* norms) {
+    MomentsKernel(RangeBatch batch, MomentsPass<kSplit, G> pass, bool aligned,
+                  double* runs) {
   SHARED_ARRAY(float4, p_memory, kTileWords / 4);
   SHARED_ARRAY(float4, update_memory, kTileWords / 4);
   SHARED_ARRAY(double, p_sums, kRunBlocks);
@@ -101,16 +96,27 @@ __global__ void __launch_bounds__(kUpdateThreads)
   }
   // One warp has the squares of p, another those of the update.
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const bool leads = threadIdx.x % kWarpSize == 0;
-  if (leads && warp < 2) {
+  if (threadIdx.x % kWarpSize == 0 && warp < 2) {
     runs[2 * blockIdx.x + warp] =
         AddBlocks<kRunBlocks>(warp == 0 ? p_sums : update_sums, 0);
   }
-  const uint32_t num_runs = batch.NumBlocks(range, gridDim.x);
-  if (!IsLastBlock(counters + range, num_runs) || warp >= 2) return;
-  const double sum =
-      OrderedSum(runs + 2 * batch.first_block[range] + warp, num_runs, 2, 0);
-  if (leads) norms[2 * owners.part[range] + warp] += sum;
+}
+
+struct Owners {
+  int32_t part[kRangesPerLaunch];
+};
+
+// A block per range adds its runs: one warp the squares of p, one the update's.
+__global__ void __launch_bounds__(2 * kWarpSize)
+    AddRunsKernel(RangeBatch batch, Owners owners, UpdateSpan span,
+                  const double* runs, double* norms) {
+  if (span.Skips()) return;
+  const int range = static_cast<int>(blockIdx.x);
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const uint32_t first = batch.first_block[range];
+  const double sum = OrderedSum(runs + 2 * first + warp,
+                                batch.first_block[range + 1] - first, 2, 0);
+  if (threadIdx.x % kWarpSize == 0) norms[2 * owners.part[range] + warp] += sum;
 }
 
 // ---- Pass 2 -----------------------------------------------------------------
@@ -185,10 +191,8 @@ int32_t PartIndex(int64_t part) {
 
 template <bool kSplit, class G>
 void Moments(Stream& stream, const LambArgs& args) {
-  char* const scratch = static_cast<char*>(ScratchOf(stream));
-  static_assert(kRangesPerLaunch * sizeof(unsigned) <= kCounterBytes);
-  constexpr int64_t kMaxRuns =
-      (kScratchBytes - kCounterBytes) / (2 * sizeof(double));
+  double* const runs = static_cast<double*>(ScratchOf(stream));
+  constexpr int64_t kMaxRuns = kScratchBytes / (2 * sizeof(double));
   const bool aligned = IsUpdateAligned(args.state, {args.m, args.v});
   const MomentsPass<kSplit, G> pass(args);
   ForEachBatch(
@@ -200,18 +204,16 @@ void Moments(Stream& stream, const LambArgs& args) {
           owners.part[i] = PartIndex(args.parts[indices[i]].own);
         }
         Launch(MomentsKernel<kSplit, G>, blocks, kUpdateThreads, 0,
-               HandleOf(stream), batch, owners, pass, aligned,
-               reinterpret_cast<double*>(scratch + kCounterBytes),
-               reinterpret_cast<unsigned*>(scratch), args.norms);
+               HandleOf(stream), batch, pass, aligned, runs);
+        Launch(AddRunsKernel, static_cast<unsigned>(batch.count), 2 * kWarpSize,
+               0, HandleOf(stream), batch, owners, pass.span, runs, args.norms);
       });
 }
 
 template <class Rounding>
 void Apply(Stream& stream, const LambArgs& args) {
-  float* const steps = reinterpret_cast<float*>(
-      static_cast<char*>(ScratchOf(stream)) + kCounterBytes);
-  static_assert(kRangesPerLaunch * sizeof(float) <=
-                kScratchBytes - kCounterBytes);
+  float* const steps = static_cast<float*>(ScratchOf(stream));
+  static_assert(kRangesPerLaunch * sizeof(float) <= kScratchBytes);
   const bool aligned = IsUpdateAligned(args.state, {args.m, args.v});
   const TrustRatio ratio{args.norms, args.lr, args.min_coeff, args.max_coeff};
   UpdateRanges(HandleOf(stream), args.state.ranges, aligned,

@@ -28,17 +28,12 @@ struct RangeBatch {
   int64_t end[kRangesPerLaunch];
   int64_t shift[kRangesPerLaunch];
   float weight_decay[kRangesPerLaunch];
-  uint32_t first_block[kRangesPerLaunch];
+  uint32_t first_block[kRangesPerLaunch + 1];  // the last: how many there are
   int count;
 
   // The range that a block works on.
   __device__ int Find(uint32_t block) const {
     return FindSpan(first_block, count, block);
-  }
-  // How many of the launch's num_blocks blocks work on a range.
-  __device__ uint32_t NumBlocks(int range, uint32_t num_blocks) const {
-    return (range + 1 < count ? first_block[range + 1] : num_blocks) -
-           first_block[range];
   }
 };
 
@@ -64,9 +59,9 @@ void ForEachBatch(absl::Span<const UpdateRange> ranges, int64_t max_blocks,
       batch.end[i] = range.end;
       batch.shift[i] = range.shift;
       batch.weight_decay[i] = range.weight_decay;
-      batch.first_block[i] = static_cast<uint32_t>(blocks);
       indices[i] = static_cast<int>(next);
       blocks += more;
+      batch.first_block[i + 1] = static_cast<uint32_t>(blocks);
     }
     launch(batch, indices, static_cast<unsigned>(blocks));
   }

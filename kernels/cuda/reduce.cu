@@ -13,7 +13,7 @@ struct SpanBatch {
   const void* src[kSpans];
   int64_t size[kSpans];
   double* out[kSpans];
-  uint32_t first_run[kSpans];
+  uint32_t first_run[kSpans + 1];  // the last: how many there are
   int count;
   bool continues;  // *out[0] is the sum of what came before
 };
@@ -38,22 +38,19 @@ __device__ void PutShare(const Packed<T, 8>& share, float* tile) {
   halves[1] = {ToFloat(x[4]), ToFloat(x[5]), ToFloat(x[6]), ToFloat(x[7])};
 }
 
-// A block squares and adds a run of a span; the last one of the span adds its
-// runs. Reads itemsize bytes per element, at 49 % of an H200's copy
-// bandwidth in fp32. Ordered sums take the latency of an addition (about
-// 5 ns) per term: those of a tile's blocks are formed while the next tile is
-// on its way, those of a span's runs while other spans are read.
+// A block squares and adds a run of a span. Reads itemsize bytes per element,
+// at 49 % of an H200's copy bandwidth in fp32. The ordered sums of a tile's
+// blocks are formed while the next tile is on its way, and other blocks of the
+// multiprocessor load theirs.
 template <class T>
-__global__ void __launch_bounds__(kSumThreads)
-    SumSquaresKernel(SpanBatch batch, bool aligned, double* runs,
-                     unsigned* counters) {
+__global__ void __launch_bounds__(kSumThreads, 6)
+    SumSquaresKernel(SpanBatch batch, bool aligned, double* runs) {
   SHARED_ARRAY(float4, tile_memory, kTileWords / 4);
   float* const tile = reinterpret_cast<float*>(tile_memory);
   SHARED_ARRAY(double, sums, kRunBlocks);
   const int span = FindSpan(batch.first_run, batch.count, blockIdx.x);
   const T* const src = static_cast<const T*>(batch.src[span]);
-  const uint32_t first = batch.first_run[span];
-  const int64_t run = (blockIdx.x - first) * kRunElems;
+  const int64_t run = (blockIdx.x - batch.first_run[span]) * kRunElems;
   const int64_t size = batch.size[span];
   const int64_t end = run + kRunElems < size ? run + kRunElems : size;
   double sum = 0;
@@ -73,21 +70,24 @@ __global__ void __launch_bounds__(kSumThreads)
     if (threadIdx.x == 0) sum = AddBlocks<kTileBlocks>(tile_sums, sum);
   }
   if (threadIdx.x == 0) runs[blockIdx.x] = sum;
-  const uint32_t num_runs =
-      (span + 1 < batch.count ? batch.first_run[span + 1] : gridDim.x) - first;
-  if (!IsLastBlock(counters + span, num_runs)) return;
-  if (threadIdx.x >= kWarpSize) return;
+}
+
+// A warp per span adds its runs.
+__global__ void __launch_bounds__(kWarpSize)
+    AddRunsKernel(SpanBatch batch, const double* runs) {
+  const int span = static_cast<int>(blockIdx.x);
+  const uint32_t first = batch.first_run[span];
   double* const out = batch.out[span];
   const double start = batch.continues && span == 0 ? *out : 0;
-  sum = OrderedSum(runs + first, num_runs, 1, start);
+  const double sum =
+      OrderedSum(runs + first, batch.first_run[span + 1] - first, 1, start);
   if (threadIdx.x == 0) *out = sum;
 }
 
 template <class T>
 void SumSquaresOf(Stream& stream, absl::Span<const SquaredSpan> spans) {
-  char* const scratch = static_cast<char*>(ScratchOf(stream));
-  static_assert(kSpans * sizeof(unsigned) <= kCounterBytes);
-  constexpr int64_t kMaxRuns = (kScratchBytes - kCounterBytes) / sizeof(double);
+  double* const sums = static_cast<double*>(ScratchOf(stream));
+  constexpr int64_t kMaxRuns = kScratchBytes / sizeof(double);
   bool aligned = true;
   for (const SquaredSpan& span : spans) {
     aligned = aligned && IsSliceAligned<8>(span.src.data, span.src.dtype);
@@ -106,18 +106,17 @@ void SumSquaresOf(Stream& stream, absl::Span<const SquaredSpan> spans) {
       batch.src[i] = static_cast<const T*>(span.src.data) + begin;
       batch.size[i] = size;
       batch.out[i] = span.out;
-      batch.first_run[i] = static_cast<uint32_t>(runs);
-      // An empty span has one empty run, so that its sum is written.
-      runs += std::max<int64_t>(NumRuns(size), 1);
+      runs += NumRuns(size);
+      batch.first_run[i + 1] = static_cast<uint32_t>(runs);
       begin += size;
       if (begin < span.src.size) break;  // goes on in the next launch
       ++next;
       begin = 0;
     }
     Launch(SumSquaresKernel<T>, static_cast<unsigned>(runs), kSumThreads, 0,
-           HandleOf(stream), batch, aligned,
-           reinterpret_cast<double*>(scratch + kCounterBytes),
-           reinterpret_cast<unsigned*>(scratch));
+           HandleOf(stream), batch, aligned, sums);
+    Launch(AddRunsKernel, static_cast<unsigned>(batch.count), kWarpSize, 0,
+           HandleOf(stream), batch, sums);
   }
 }
 
@@ -128,59 +127,24 @@ __global__ void SumKernel(const double* src, int64_t size, double* out) {
 
 __device__ bool IsFinite(float x) { return fabsf(x) < INFINITY; }
 
+// *count += the elements that are not finite. They are rare, so a thread that
+// finds some adds them by itself.
 template <class T>
-__device__ int CountSlice(const Packed<T, kFlatElems>& x,
-                          const Slice<kFlatElems>& slice) {
-  int count = 0;
+struct CountPass {
+  const T* src;
+  unsigned long long* count;
+
+  template <bool kWhole>
+  __device__ void Run(const Slice<kFlatElems>& slice) const {
+    const auto x = Load<kWhole>(src, slice);
+    unsigned found = 0;
 #pragma unroll
-  for (int k = 0; k < kFlatElems; ++k) {
-    count += slice.Has(k) && !IsFinite(ToFloat(x.x[k])) ? 1 : 0;
+    for (int k = 0; k < kFlatElems; ++k) {
+      found += IsFinite(ToFloat(x.x[k])) ? 0 : 1;
+    }
+    if (found > 0) atomicAdd(count, found);
   }
-  return count;
-}
-
-struct CountCounters {
-  unsigned done;
-  unsigned long long count;
 };
-
-// Integers may be added in any order. Reads itemsize bytes per element;
-// >= 90 % of copy bandwidth.
-template <class T>
-__global__ void __launch_bounds__(kSumThreads)
-    CountNonFiniteKernel(const T* src, int64_t size, bool aligned,
-                         CountCounters* counters, int64_t* out) {
-  SHARED_ARRAY(int, warp_counts, kSumThreads / kWarpSize);
-  const int64_t stride = int64_t{gridDim.x} * kSumThreads * kFlatElems;
-  int count = 0;
-  for (int64_t base =
-           (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kFlatElems;
-       base < size; base += stride) {
-    const auto slice = SliceOf<kFlatElems>(base, 0, size);
-    const auto x = aligned && IsFull(slice) ? Load<true>(src, slice)
-                                            : Load<false>(src, slice);
-    count += CountSlice(x, slice);
-  }
-  count = BlockReduce<Plus, kSumThreads>(count, warp_counts);
-  if (threadIdx.x == 0 && count > 0) atomicAdd(&counters->count, count);
-  if (IsLastBlock(&counters->done, gridDim.x) && threadIdx.x == 0) {
-    *out = static_cast<int64_t>(atomicExch(&counters->count, 0));
-  }
-}
-
-template <class T>
-void CountNonFiniteOf(Stream& stream, int num_sms,
-                      const CountNonFiniteArgs& args) {
-  const T* src = static_cast<const T*>(args.src.data);
-  constexpr int64_t kElems = kSumThreads * kFlatElems;
-  const int64_t pieces = (args.src.size + kElems - 1) / kElems;
-  const int64_t blocks =
-      std::min<int64_t>(std::max<int64_t>(pieces, 1), 8 * num_sms);
-  Launch(CountNonFiniteKernel<T>, static_cast<unsigned>(blocks), kSumThreads, 0,
-         HandleOf(stream), src, args.src.size,
-         IsSliceAligned<kFlatElems>(src, args.src.dtype),
-         static_cast<CountCounters*>(ScratchOf(stream)), args.out);
-}
 
 __global__ void ClipKernel(const double* sum_squares, float max_norm,
                            float inverse_scale, bool keep_found, float* norm,
@@ -217,8 +181,15 @@ void CudaOps::Sum(Stream& stream, const SumArgs& args) {
 }
 
 void CudaOps::CountNonFinite(Stream& stream, const CountNonFiniteArgs& args) {
-  ZERO_CUDA_WITH_FLOAT_TYPE(args.src.dtype, T,
-                            CountNonFiniteOf<T>(stream, num_sms_, args));
+  const ConstVector& src = args.src;
+  ZERO_CUDA_CHECK(
+      cudaMemsetAsync(args.out, 0, sizeof(*args.out), HandleOf(stream)));
+  ZERO_CUDA_WITH_FLOAT_TYPE(
+      src.dtype, T,
+      MapFlat(HandleOf(stream), src.size,
+              IsSliceAligned<kFlatElems>(src.data, src.dtype),
+              CountPass<T>{static_cast<const T*>(src.data),
+                           reinterpret_cast<unsigned long long*>(args.out)}));
 }
 
 void CudaOps::Clip(Stream& stream, const ClipArgs& args) {

@@ -37,11 +37,9 @@ Sources MakeSources(Stream& stream, absl::Span<const void* const> src) {
   const size_t inlined = std::min<size_t>(src.size(), kInline);
   std::copy_n(src.begin(), inlined, sources.first);
   if (inlined == src.size()) return sources;
-  ZERO_CHECK_LE((src.size() - inlined) * sizeof(void*),
-                kScratchBytes - kCounterBytes)
+  ZERO_CHECK_LE((src.size() - inlined) * sizeof(void*), kScratchBytes)
       << "SumRanks: sources";
-  const void** const others = reinterpret_cast<const void**>(
-      static_cast<char*>(ScratchOf(stream)) + kCounterBytes);
+  const void** const others = static_cast<const void**>(ScratchOf(stream));
   for (size_t i = inlined; i < src.size(); i += kInline) {
     const size_t count = std::min<size_t>(src.size() - i, kInline);
     SourceBatch batch = {};

@@ -16,10 +16,8 @@
 namespace zero::cuda {
 
 // Scratch of every stream: what one kernel leaves for the next on the same
-// stream (partial sums of a reduction). Zeroed when the stream is made; a
-// kernel that uses the first kCounterBytes as counters leaves them zero.
+// stream (partial sums of a reduction).
 inline constexpr size_t kScratchBytes = size_t{1} << 20;
-inline constexpr size_t kCounterBytes = 4096;
 
 // Bytes that a stream takes of the device. Streams that copy, or that the host
 // computes on, run no kernels.

@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -278,17 +277,6 @@ TEST(CudaDeviceTest, AStreamWaitsForWhatTheHostDoesOnIt) {
   std::string want;
   for (int step = 0; step < kSteps; ++step) want += static_cast<char>(step + 1);
   EXPECT_EQ(seen, want);
-}
-
-TEST(CudaDeviceTest, ScratchOfAStreamStartsAsZeros) {
-  const auto device = OpenDevice();
-  const Buffer host = Allocate(*device, cuda::kScratchBytes, MemoryKind::kHost);
-  std::memset(host.data(), 1, host.bytes());
-  const auto stream = device->MakeStream(StreamRole::kReduce);
-  device->Copy(*stream, host.data(), cuda::ScratchOf(*stream), host.bytes());
-  stream->Synchronize();
-  const std::string_view bytes(Bytes(host), host.bytes());
-  EXPECT_EQ(bytes.find_first_not_of('\0'), std::string_view::npos);
 }
 
 TEST(CudaDeviceTest, RanksOfAProcessWorkAtTheSameTime) {

@@ -24,7 +24,7 @@ MORE = {
     "ForwardKernel": (128, SHARED),
     "KeyValueKernel": (128, SHARED),
     "LaterPartsKernel": (104, SHARED),
-    "MomentsKernel": (REGISTERS, 22 * 1024 + 16),
+    "MomentsKernel": (REGISTERS, 22 * 1024),
     "NormBackwardKernel": (128, SHARED),
     "NormForwardKernel": (104, SHARED),
     "QueryKernel": (128, SHARED),
