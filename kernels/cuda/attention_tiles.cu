@@ -406,14 +406,10 @@ void WithWidth(int64_t head_dim, const Fn& fn) {
 
 template <class... Ref>
 RowFormat FormatOf(const AttentionShape& shape, const Ref&... x) {
-  RowFormat format = {shape.dtype, static_cast<int>(shape.head_dim), false};
-  ZERO_CUDA_WITH_FLOAT_TYPE(
-      shape.dtype, T,
-      format.chunked =
-          ((HasAlignedRows<T>(x.data, x.token_stride, shape.head_dim) &&
-            x.batch_stride % Chunk<T>::kSize == 0) &&
-           ...));
-  return format;
+  return {shape.dtype, static_cast<int>(shape.head_dim),
+          (IsAligned(x.data, shape.dtype, x.batch_stride, x.token_stride,
+                     shape.head_dim) &&
+           ...)};
 }
 
 // Tiles of kRows rows of all heads: blocks of a grid.

@@ -1,5 +1,5 @@
 #include "kernels/cuda/column_sums.h"
-#include "kernels/cuda/parts.cuh"
+#include "kernels/cuda/slices.cuh"
 #include "kernels/cuda/workspace.h"
 #include "kernels/sizes.h"
 
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
   const int64_t first_column = int64_t{blockIdx.x} * kColumns;
-  const int64_t column = first_column + lane * kSize;
+  const auto slice = SliceOf<kSize>(first_column + lane * kSize, num_cols);
   const int64_t begin = int64_t{blockIdx.y} * rows_per_block;
   const int64_t end =
       begin + rows_per_block < num_rows ? begin + rows_per_block : num_rows;
@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(kThreads)
   float sum[kSize] = {};
 #pragma unroll 4
   for (int64_t row = begin + warp; row < end; row += kWarps) {
-    const Chunk<T> x =
-        LoadPart<kAligned>(dy + row * ld + column, num_cols - column);
+    const auto x = Load<kAligned>(dy + row * ld, slice);
 #pragma unroll
     for (int i = 0; i < kSize; ++i) sum[i] += ToFloat(x.x[i]);
   }
@@ -99,7 +98,7 @@ void ColumnSums(cudaStream_t stream, const ConstMatrix& dy, const Vector& out,
   ZERO_CUDA_WITH_FLOAT_TYPE(dy.dtype, T, {
     const dim3 grid(NumBlocks(dy.cols, kWarpSize * Chunk<T>::kSize),
                     static_cast<unsigned>(blocks.count));
-    const auto kernel = HasAlignedRows<T>(dy.data, dy.ld, dy.cols)
+    const auto kernel = IsAligned(dy.data, dy.dtype, dy.ld, dy.cols)
                             ? ColumnPartialsKernel<T, true>
                             : ColumnPartialsKernel<T, false>;
     Launch(kernel, grid, kThreads, 0, stream, static_cast<const T*>(dy.data),

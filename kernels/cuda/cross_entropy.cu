@@ -4,8 +4,8 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/slices.cuh"
 #include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
@@ -41,14 +41,9 @@ __device__ inline int PlaceInGroup(int64_t target, int64_t first) {
 template <class Logit>
 __device__ inline void LoadGroup(const RowArgs& args, const Logit* row,
                                  int64_t first, float (&x)[kGroup]) {
+  const auto logits = Load<true>(row, Slice<kGroup>{first});
 #pragma unroll
-  for (int from = 0; from < kGroup; from += Chunk<Logit>::kSize) {
-    const Chunk<Logit> chunk = LoadChunk(row + first + from);
-#pragma unroll
-    for (int i = 0; i < Chunk<Logit>::kSize; ++i) {
-      x[from + i] = ToFloat(chunk.x[i]);
-    }
-  }
+  for (int i = 0; i < kGroup; ++i) x[i] = ToFloat(logits.x[i]);
   const int n = NumInGroup(args.words, first);
   if (n == kGroup) return;
 #pragma unroll
@@ -120,16 +115,12 @@ __global__ void __launch_bounds__(kThreads) AddToLossRows(RowArgs args) {
 }
 
 template <class T>
-__device__ inline void StoreGroup(T* to, const float (&x)[kGroup]) {
+__device__ inline void StoreGroup(T* row, int64_t first,
+                                  const float (&x)[kGroup]) {
+  Packed<T, kGroup> group;
 #pragma unroll
-  for (int from = 0; from < kGroup; from += Chunk<T>::kSize) {
-    Chunk<T> chunk;
-#pragma unroll
-    for (int i = 0; i < Chunk<T>::kSize; ++i) {
-      chunk.x[i] = FromFloat<T>(x[from + i]);
-    }
-    StoreChunk(to + from, chunk);
-  }
+  for (int i = 0; i < kGroup; ++i) group.x[i] = FromFloat<T>(x[i]);
+  Store<true>(row, Slice<kGroup>{first}, group);
 }
 
 // One block per row: replaces it by (softmax - onehot(target)) * scale from its
@@ -176,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) WriteGradients(RowArgs args) {
       }
     }
     if constexpr (sizeof(Gradient) < sizeof(Logit)) __syncthreads();
-    if (inside) StoreGroup(reinterpret_cast<Gradient*>(row) + first, x);
+    if (inside) StoreGroup(reinterpret_cast<Gradient*>(row), first, x);
   }
 }
 

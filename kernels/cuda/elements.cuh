@@ -1,12 +1,10 @@
-// Elements of device memory as kernels see them: conversions, 16-byte chunks,
-// sums over warps and blocks, and the dispatch from DType to a C++ type.
+// Elements of device memory as kernels see them: conversions, sums over warps
+// and blocks, and the dispatch from DType to a C++ type.
 #ifndef ZERO_KERNELS_CUDA_ELEMENTS_CUH_
 #define ZERO_KERNELS_CUDA_ELEMENTS_CUH_
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-
-#include <cstdint>
 
 #include "kernels/check.h"
 #include "kernels/cuda/launch.h"
@@ -35,30 +33,6 @@ __device__ inline Bf16 FromFloat<Bf16>(float x) {
 template <>
 __device__ inline F16 FromFloat<F16>(float x) {
   return __float2half_rn(x);
-}
-
-// 16 bytes of elements: one load or store of a thread. Addresses are multiples
-// of 16.
-template <class T>
-struct alignas(16) Chunk {
-  static constexpr int kSize = 16 / sizeof(T);
-  T x[kSize];
-};
-
-template <class T>
-__device__ inline Chunk<T> LoadChunk(const T* p) {
-  Chunk<T> chunk;
-  *reinterpret_cast<uint4*>(&chunk) = *reinterpret_cast<const uint4*>(p);
-  return chunk;
-}
-template <class T>
-__device__ inline void StoreChunk(T* p, const Chunk<T>& chunk) {
-  *reinterpret_cast<uint4*>(p) = *reinterpret_cast<const uint4*>(&chunk);
-}
-
-// Whether a run that starts here may be read in chunks. Called on the host.
-inline bool IsChunkAligned(const void* p) {
-  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 }
 
 inline constexpr unsigned kWholeWarp = 0xffffffffu;

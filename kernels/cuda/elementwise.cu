@@ -18,9 +18,7 @@ struct Same {
 
 template <class S, class D>
 void CastSpan(cudaStream_t stream, const CastArgs& args) {
-  const bool aligned =
-      IsSliceAligned<kFlatElems>(args.src.data, args.src.dtype) &&
-      IsSliceAligned<kFlatElems>(args.dst.data, args.dst.dtype);
+  const bool aligned = IsAligned(args.src.data) && IsAligned(args.dst.data);
   MapFlat(stream, args.dst.size, aligned,
           SpanPass<Same, D, S, 1>{static_cast<D*>(args.dst.data),
                                   {static_cast<const S*>(args.src.data)}});
@@ -43,8 +41,7 @@ struct FillPass {
 
 template <class T>
 void FillSpan(cudaStream_t stream, const Vector& dst, T value) {
-  const bool aligned = IsSliceAligned<kFlatElems>(dst.data, dst.dtype);
-  MapFlat(stream, dst.size, aligned,
+  MapFlat(stream, dst.size, IsAligned(dst.data),
           FillPass<T>{value, static_cast<T*>(dst.data)});
 }
 

@@ -4,7 +4,6 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/flat.cuh"
-#include "kernels/cuda/parts.cuh"
 #include "kernels/cuda/sort.h"
 #include "kernels/cuda/workspace.h"
 #include "kernels/op_checks.h"
@@ -28,10 +27,6 @@ struct Table {
 template <class T, class Data>
 Table<ConstAs<T, Data>> TableOf(const MatrixView<Data>& m) {
   return {static_cast<ConstAs<T, Data>*>(m.data), m.ld};
-}
-template <class T>
-bool IsAligned(const ConstMatrix& m) {
-  return HasAlignedRows<T>(m.data, m.ld, m.cols);
 }
 
 // ---- Forward ---------------------------------------------------------------
@@ -99,13 +94,13 @@ __device__ inline bool HasSameId(const IdRuns& runs, int64_t k, int64_t other) {
   return 0 <= other && other < runs.count && runs.ids[k] == runs.ids[other];
 }
 
-// sum += rows order[begin], order[begin + 1], ... of the run, in that order, at
-// most kPartRows of them; n columns from `column`, where n may be negative.
-// All lanes of a warp call it with the same `begin`.
-template <bool kAligned, class T>
+// sum += a slice of rows order[begin], order[begin + 1], ... of the run, in
+// that order, at most kPartRows of them. All lanes of a warp call it with the
+// same `begin`.
+template <bool kAligned, class T, int N>
 __device__ inline void AddPart(const IdRuns& runs, const Table<const T>& dout,
-                               int64_t begin, int64_t column, int64_t n,
-                               float (&sum)[Chunk<T>::kSize]) {
+                               int64_t begin, const Slice<N>& slice,
+                               float (&sum)[N]) {
   constexpr int kBatch = 8;  // loads in flight
   const int32_t id = runs.ids[begin];
   const int lane = threadIdx.x % kWarpSize;
@@ -115,51 +110,21 @@ __device__ inline void AddPart(const IdRuns& runs, const Table<const T>& dout,
     const int32_t own_row = inside ? runs.order[k] : 0;
     const int count = __popc(__ballot_sync(kWholeWarp, inside));
     for (int first = 0; first < count; first += kBatch) {
-      Chunk<T> x[kBatch];
+      Packed<T, N> x[kBatch];
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
         const int64_t row = __shfl_sync(kWholeWarp, own_row, first + j);
-        x[j] = LoadPart<kAligned>(dout.Row(row) + column,
-                                  first + j < count ? n : 0);
+        x[j] = Load<kAligned>(dout.Row(row), slice.If(first + j < count));
       }
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
         if (first + j < count) {
 #pragma unroll
-          for (int i = 0; i < Chunk<T>::kSize; ++i) {
-            sum[i] += ToFloat(x[j].x[i]);
-          }
+          for (int i = 0; i < N; ++i) sum[i] += ToFloat(x[j].x[i]);
         }
       }
     }
     if (count < kWarpSize) break;
-  }
-}
-
-// values[i] = row[i] or the reverse for the n first of kSize elements.
-template <bool kAligned, class T, int kSize>
-__device__ inline void LoadFloats(const T* row, int64_t n,
-                                  float (&values)[kSize]) {
-#pragma unroll
-  for (int c = 0; c < kSize; c += Chunk<T>::kSize) {
-    const Chunk<T> chunk = LoadPart<kAligned>(row + c, n - c);
-#pragma unroll
-    for (int i = 0; i < Chunk<T>::kSize; ++i) {
-      values[c + i] = ToFloat(chunk.x[i]);
-    }
-  }
-}
-template <bool kAligned, class T, int kSize>
-__device__ inline void StoreFloats(const float (&values)[kSize], T* row,
-                                   int64_t n) {
-#pragma unroll
-  for (int c = 0; c < kSize; c += Chunk<T>::kSize) {
-    Chunk<T> chunk;
-#pragma unroll
-    for (int i = 0; i < Chunk<T>::kSize; ++i) {
-      chunk.x[i] = FromFloat<T>(values[c + i]);
-    }
-    StorePart<kAligned>(row + c, chunk, n - c);
   }
 }
 
@@ -187,14 +152,13 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % kWarpSize;
   for (int64_t first = int64_t{threadIdx.x} - lane; first * kSize < width;
        first += kThreads) {
-    const int64_t column = (first + lane) * kSize;
+    const auto slice = SliceOf<kSize>((first + lane) * kSize, width);
     float sum[kSize] = {};
-    AddPart<kAligned>(runs, dout, tile + begin[0], column, width - column, sum);
+    AddPart<kAligned>(runs, dout, tile + begin[0], slice, sum);
+    float* const out = partials + blockIdx.x * width + slice.base;
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      if (column + i < width) {
-        partials[blockIdx.x * width + column + i] = sum[i];
-      }
+      if (slice.Has(i)) out[i] = sum[i];
     }
   }
 }
@@ -220,39 +184,46 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % kWarpSize;
   const int64_t k = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
   if (k >= runs.count || HasSameId(runs, k, k - 1)) return;
-  const int64_t column = (int64_t{blockIdx.y} * kWarpSize + lane) * kSize;
-  const int64_t whole = width - column;
-  // An aligned chunk lies in one piece; otherwise a lane asks for each element.
+  auto slice =
+      SliceOf<kSize>((int64_t{blockIdx.y} * kWarpSize + lane) * kSize, width);
+  // An aligned slice lies in one piece; otherwise a lane asks for each element.
   const bool cut = pieces.period != 0;
-  const int64_t at = runs.ids[k] * width + column;
+  const int64_t at = runs.ids[k] * width + slice.base;
   const int64_t place = cut ? PlaceIn(pieces, at) : 0;
-  const int64_t n = kAligned && place < 0 ? 0 : whole;
+  if (kAligned) slice = slice.If(place >= 0);
   TableT* const row =
-      cut ? dtable.data + place : dtable.Row(runs.ids[k]) + column;
-  float sum[kSize] = {};
+      cut ? dtable.data + (place - slice.base) : dtable.Row(runs.ids[k]);
+  Packed<TableT, kSize> grads;
   if (kAligned || !cut) {
-    LoadFloats<kAligned>(row, n, sum);
+    grads = Load<kAligned>(row, slice);
   } else {
-    for (int i = 0; i < kSize && i < n; ++i) {
-      const int64_t one = PlaceIn(pieces, at + i);
-      if (one >= 0) sum[i] = ToFloat(dtable.data[one]);
-    }
-  }
-  AddPart<kAligned>(runs, dout, k, column, n, sum);
-  for (int64_t part = k + kPartRows; HasSameId(runs, k, part);
-       part += kPartRows) {
-    const float* const more = partials + part / kPartRows * width + column;
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      if (i < n) sum[i] += more[i];
+      const int64_t one = slice.Has(i) ? PlaceIn(pieces, at + i) : -1;
+      grads.x[i] = one >= 0 ? dtable.data[one] : TableT{};
     }
   }
+  float sum[kSize];
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) sum[i] = ToFloat(grads.x[i]);
+  AddPart<kAligned>(runs, dout, k, slice, sum);
+  for (int64_t part = k + kPartRows; HasSameId(runs, k, part);
+       part += kPartRows) {
+    const float* const more = partials + part / kPartRows * width + slice.base;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      if (slice.Has(i)) sum[i] += more[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) grads.x[i] = FromFloat<TableT>(sum[i]);
   if (kAligned || !cut) {
-    StoreFloats<kAligned>(sum, row, n);
+    Store<kAligned>(row, slice, grads);
   } else {
-    for (int i = 0; i < kSize && i < n; ++i) {
-      const int64_t one = PlaceIn(pieces, at + i);
-      if (one >= 0) dtable.data[one] = FromFloat<TableT>(sum[i]);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      const int64_t one = slice.Has(i) ? PlaceIn(pieces, at + i) : -1;
+      if (one >= 0) dtable.data[one] = grads.x[i];
     }
   }
 }
@@ -287,9 +258,9 @@ template <class T, class TableT>
 void AddRuns(cudaStream_t stream, const EmbeddingBackwardArgs& args,
              const IdRuns& runs, float* partials) {
   const ConstMatrix& dout = args.dout;
-  const bool aligned =
-      IsAligned<T>(dout) &&
-      HasAlignedRows<TableT>(args.dtable.data, args.dtable.ld, dout.cols);
+  const Matrix& dtable = args.dtable;
+  const bool aligned = IsAligned(dout.data, dout.dtype, dout.ld, dout.cols) &&
+                       IsAligned(dtable.data, dtable.dtype, dtable.ld);
   Launch(aligned ? LaterPartsKernel<T, true> : LaterPartsKernel<T, false>,
          NumBlocks(runs.count, kPartRows), kThreads, 0, stream, runs,
          TableOf<T>(dout), dout.cols, partials);
@@ -298,7 +269,7 @@ void AddRuns(cudaStream_t stream, const EmbeddingBackwardArgs& args,
   Launch(aligned ? AddRunsKernel<T, TableT, true>
                  : AddRunsKernel<T, TableT, false>,
          grid, kThreads, 0, stream, runs, TableOf<T>(dout),
-         TableOf<TableT>(args.dtable), args.pieces, dout.cols, partials);
+         TableOf<TableT>(dtable), args.pieces, dout.cols, partials);
 }
 
 }  // namespace

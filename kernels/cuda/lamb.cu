@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kUpdateThreads)
       const auto slice = SliceOf<kUpdateElems>(tile + k, tile, end);
       float* const p_row = p_tile + TileWord(k);
       float* const update_row = update_tile + TileWord(k);
-      if (whole_slices && IsFull(slice)) {
+      if (whole_slices && slice.IsWhole()) {
         pass.template Run<true>(slice, p_row, update_row);
-      } else if (slice.to > 0) {
+      } else if (!slice.IsEmpty()) {
         pass.template Run<false>(slice, p_row, update_row);
       }
     }

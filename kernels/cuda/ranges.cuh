@@ -140,13 +140,9 @@ struct UpdateSpan {
 // Whether `span` and the state's arrays may be moved in whole slices.
 inline bool IsUpdateAligned(const UpdateState& state,
                             std::initializer_list<const void*> arrays) {
-  bool aligned =
-      IsSliceAligned<kUpdateElems>(state.param.data, state.param.dtype) &&
-      IsSliceAligned<kUpdateElems>(state.grad.data, state.grad.dtype) &&
-      IsSliceAligned<kUpdateElems>(state.master.data, state.master.dtype);
-  for (const void* array : arrays) {
-    aligned = aligned && IsSliceAligned<kUpdateElems>(array, DType::kF32);
-  }
+  bool aligned = IsAligned(state.param.data) && IsAligned(state.grad.data) &&
+                 IsAligned(state.master.data);
+  for (const void* array : arrays) aligned = aligned && IsAligned(array);
   for (const UpdateRange& range : state.ranges) {
     aligned = aligned && range.shift % kUpdateElems == 0;
   }
@@ -271,10 +267,10 @@ __device__ inline void ForEachSlice(uint32_t index, int64_t begin, int64_t end,
                         static_cast<int64_t>(threadIdx.x) * kUpdateElems;
 #pragma unroll 1
   for (int s = 0; s < kSlicesPerThread; ++s) {
-    const Slice<kUpdateElems> slice = SliceOf<kUpdateElems>(
+    const auto slice = SliceOf<kUpdateElems>(
         first + s * kUpdateThreads * kUpdateElems, begin, end);
-    if (slice.from >= slice.to) continue;
-    if (aligned && IsFull(slice)) {
+    if (slice.IsEmpty()) continue;
+    if (aligned && slice.IsWhole()) {
       run(std::true_type(), slice);
     } else {
       run(std::false_type(), slice);

@@ -22,10 +22,10 @@ struct SpanBatch {
 template <class T>
 __device__ Packed<T, 8> LoadShare(const T* src, int64_t begin, int64_t end,
                                   bool aligned) {
-  const Slice<8> slice =
+  const auto slice =
       SliceOf<8>(begin + static_cast<int>(threadIdx.x) * 8, begin, end);
-  return aligned && IsFull(slice) ? Load<true>(src, slice)
-                                  : Load<false>(src, slice);
+  return aligned && slice.IsWhole() ? Load<true>(src, slice)
+                                    : Load<false>(src, slice);
 }
 
 // Writes the elements as fp32 into `tile`.
@@ -90,7 +90,7 @@ void SumSquaresOf(Stream& stream, absl::Span<const SquaredSpan> spans) {
   constexpr int64_t kMaxRuns = kScratchBytes / sizeof(double);
   bool aligned = true;
   for (const SquaredSpan& span : spans) {
-    aligned = aligned && IsSliceAligned<8>(span.src.data, span.src.dtype);
+    aligned = aligned && IsAligned(span.src.data);
   }
   size_t next = 0;
   int64_t begin = 0;  // of what is left of spans[next]
@@ -186,8 +186,7 @@ void CudaOps::CountNonFinite(Stream& stream, const CountNonFiniteArgs& args) {
       cudaMemsetAsync(args.out, 0, sizeof(*args.out), HandleOf(stream)));
   ZERO_CUDA_WITH_FLOAT_TYPE(
       src.dtype, T,
-      MapFlat(HandleOf(stream), src.size,
-              IsSliceAligned<kFlatElems>(src.data, src.dtype),
+      MapFlat(HandleOf(stream), src.size, IsAligned(src.data),
               CountPass<T>{static_cast<const T*>(src.data),
                            reinterpret_cast<unsigned long long*>(args.out)}));
 }

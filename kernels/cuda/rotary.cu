@@ -49,11 +49,9 @@ void CudaOps::Rotary(Stream& stream, const RotaryArgs& args) {
   ZERO_CHECK_EQ(args.x.width % 2, 0) << "Rotary: pairs need an even width";
   const Rows& x = args.x;
   const int64_t half = x.width / 2;
-  const bool aligned =
-      AreRowsAligned({x.data, x.dtype, x.outer, x.width, x.stride}) &&
-      half * static_cast<int64_t>(DTypeBytes(x.dtype)) % 16 == 0 &&
-      IsSliceAligned<kFlatElems>(args.cos, DType::kF32) &&
-      IsSliceAligned<kFlatElems>(args.sin, DType::kF32);
+  const bool aligned = IsAligned(x.data, x.dtype, x.stride, half) &&
+                       IsAligned(args.cos, DType::kF32, half) &&
+                       IsAligned(args.sin, DType::kF32, half);
   ZERO_CUDA_WITH_FLOAT_TYPE(
       x.dtype, T,
       MapRows(

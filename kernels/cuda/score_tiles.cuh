@@ -12,7 +12,7 @@
 #ifndef ZERO_KERNELS_CUDA_SCORE_TILES_CUH_
 #define ZERO_KERNELS_CUDA_SCORE_TILES_CUH_
 
-#include "kernels/cuda/parts.cuh"
+#include "kernels/cuda/slices.cuh"
 #include "kernels/ops.h"
 
 namespace zero::cuda::tiles {
@@ -51,6 +51,11 @@ using BackwardTile = Tile<(kWidth <= 64    ? 64
                                            : 16),
                           kWidth>;
 
+// The four floats at p, which is shared memory.
+__device__ inline Chunk<float> Four(const float* p) {
+  return Load<true>(p, Slice<4>{0});
+}
+
 __device__ inline int ThreadRow() { return threadIdx.x / kSide; }
 __device__ inline int ThreadColumn() { return threadIdx.x % kSide; }
 
@@ -76,8 +81,8 @@ __device__ inline void AddScores(const L& a, const L& b, int dim,
     Chunk<float> x[L::kPer], y[L::kPer];
 #pragma unroll
     for (int i = 0; i < L::kPer; ++i) {
-      x[i] = LoadChunk(&a.x[ThreadRow() * L::kPer + i][d]);
-      y[i] = LoadChunk(&b.x[ThreadColumn() + i * kSide][d]);
+      x[i] = Four(&a.x[ThreadRow() * L::kPer + i][d]);
+      y[i] = Four(&b.x[ThreadColumn() + i * kSide][d]);
     }
     ForEachScore<L>([&](int i, int j, int, int) {
 #pragma unroll
@@ -103,14 +108,14 @@ __device__ inline void AddProduct(const typename L::Scores& s,
     Chunk<float> x[L::kPer], y[4];
 #pragma unroll
     for (int i = 0; i < L::kPer; ++i) {
-      x[i] = LoadChunk(&all.x[ThreadRow() * L::kPer + i][k]);
+      x[i] = Four(&all.x[ThreadRow() * L::kPer + i][k]);
     }
 #pragma unroll
     for (int f = 0; f < L::kFours; ++f) {
       const int column = (ThreadColumn() + f * kSide) * 4;
       if (column >= dim) break;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) y[e] = LoadChunk(&tile.x[k + e][column]);
+      for (int e = 0; e < 4; ++e) y[e] = Four(&tile.x[k + e][column]);
 #pragma unroll
       for (int i = 0; i < L::kPer; ++i) {
 #pragma unroll
@@ -177,10 +182,10 @@ __device__ inline void LoadTile(const HeadsRef& x, const HeadTile& at,
       const int row = i / kChunks;
       const int column = i % kChunks * kSize;
       if (column >= format.dim) continue;
-      const T* const from = first + row * x.token_stride + column;
-      const int n = row < at.rows ? format.dim - column : 0;
+      const T* const from = first + row * x.token_stride;
+      const auto slice = SliceOf<kSize>(column, format.dim).If(row < at.rows);
       const Chunk<T> chunk =
-          format.chunked ? LoadPart<true>(from, n) : LoadPart<false>(from, n);
+          format.chunked ? Load<true>(from, slice) : Load<false>(from, slice);
 #pragma unroll
       for (int begin = 0; begin < kSize; begin += 4) {
         Chunk<float> four;
@@ -188,7 +193,7 @@ __device__ inline void LoadTile(const HeadsRef& x, const HeadTile& at,
         for (int e = 0; e < 4; ++e) {
           four.x[e] = ToFloat(chunk.x[begin + e]) * factor;
         }
-        StoreChunk(&tile.x[row][column + begin], four);
+        reinterpret_cast<Chunk<float>&>(tile.x[row][column + begin]) = four;
       }
     }
   });
@@ -201,28 +206,23 @@ __device__ inline void StoreTile(const typename L::Sums& sums,
                                  const RowFormat& format) {
   WithType(format.dtype, [&](auto zero) {
     using T = decltype(zero);
-    struct alignas(4 * sizeof(T)) Four {
-      T x[4];
-    };
     T* const first = FirstRow<T>(x, at, format.dim);
 #pragma unroll
     for (int i = 0; i < L::kPer * L::kFours; ++i) {
       const int row = ThreadRow() * L::kPer + i / L::kFours;
       const int column = (ThreadColumn() + i % L::kFours * kSide) * 4;
       if (row >= at.rows) continue;
-      T* const to = first + row * x.token_stride + column;
-      Four four;
+      const auto slice = SliceOf<4>(column, format.dim);
+      Packed<T, 4> four;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         four.x[e] = FromFloat<T>(sums[i / L::kFours][i % L::kFours].x[e]);
       }
-      if (format.chunked && column < format.dim) {
-        *reinterpret_cast<Four*>(to) = four;
-        continue;
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (column + e < format.dim) to[e] = four.x[e];
+      T* const to = first + row * x.token_stride;
+      if (format.chunked) {
+        Store<true>(to, slice, four);
+      } else {
+        Store<false>(to, slice, four);
       }
     }
   });

@@ -103,9 +103,9 @@ struct SumDoublesPass {
 
 bool AreAligned(const SumRanksArgs& args) {
   for (const void* src : args.src) {
-    if (!IsSliceAligned<kFlatElems>(src, args.src_dtype)) return false;
+    if (!IsAligned(src)) return false;
   }
-  return IsSliceAligned<kFlatElems>(args.dst.data, args.dst.dtype);
+  return IsAligned(args.dst.data);
 }
 
 }  // namespace

@@ -57,10 +57,8 @@ struct BackwardPass {
   }
 };
 
-// The halves of a row begin whole slices, too.
 bool AreHalvesAligned(const ConstMatrix& x) {
-  const int64_t half_bytes = x.cols / 2 * DTypeBytes(x.dtype);
-  return AreRowsAligned(x) && half_bytes % 16 == 0;
+  return IsAligned(x.data, x.dtype, x.ld, x.cols / 2);
 }
 
 }  // namespace
