@@ -44,10 +44,11 @@ bool IsLaunchVariable(absl::string_view name);
 // Slurm variables of its helper, the same for all processes of a host), with
 // MASTER_ADDR and MASTER_PORT for `store`; without these a Slurm step's
 // SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID and
-// SLURM_NTASKS_PER_NODE (or SLURM_STEP_TASKS_PER_NODE), with the first node of the step and a port derived
-// from the job's and the step's number if MASTER_ADDR and MASTER_PORT are not
-// set (a shell inside a Slurm job is not a step of it); without these MPICH's
-// PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS, like Open MPI's.
+// SLURM_NTASKS_PER_NODE (or SLURM_STEP_TASKS_PER_NODE), with the first node of
+// the step and a port derived from the job's and the step's number if
+// MASTER_ADDR and MASTER_PORT are not set (a shell inside a Slurm job is not a
+// step of it); without these MPICH's PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and
+// MPI_LOCALNRANKS, like Open MPI's.
 //
 // LOCAL_RANK and LOCAL_WORLD_SIZE may both be omitted on one machine, if
 // MASTER_ADDR is its loopback. torchrun's own store listens at MASTER_PORT (it
