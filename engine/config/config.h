@@ -136,7 +136,7 @@ struct ZeroConfig {
     return offload_optimizer == OffloadDevice::kNvme ||
            offload_param == OffloadDevice::kNvme;
   }
-  // Whether what the host updates may be on a disk.
+  // Whether states that the host updates may be on a disk.
   bool may_use_disk() const { return !delayed_update && !update_before_norm; }
   const std::string& nvme_path() const {
     return offload_optimizer == OffloadDevice::kNvme ? optimizer_nvme_path

@@ -874,8 +874,8 @@ std::vector<KeySpec> UsedKeys() {
           Unread(
               IF(c.zero_optimization.offload_optimizer == OffloadDevice::kNone),
               "zero_optimization.offload_optimizer.device is none"),
-          DeepSpeed("has super_offload, which updates early too and takes it "
-                    "back where it was wrong")),
+          DeepSpeed("has super_offload, which updates early too and rolls "
+                    "back if a gradient was not finite")),
       Section("zero_optimization.offload_optimizer.delayed_update",
               "Run the host's update during the next step, whose gradients are "
               "therefore those of parameters one update behind (ZeRO-Offload's "

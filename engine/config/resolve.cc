@@ -476,8 +476,10 @@ class Resolver : public BatchResolver {
       refuse(section + "delayed_update.enabled",
              "its update runs during the next step");
     }
-    if (zero.offload_optimizer == OffloadDevice::kNvme) {
-      refuse(section + "device",
+    if (zero.uses_nvme()) {
+      refuse(zero.offload_optimizer == OffloadDevice::kNvme
+                 ? section + "device"
+                 : "zero_optimization.offload_param.device",
              "states on a disk are read in the order of the next forward");
     }
   }

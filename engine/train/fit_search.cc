@@ -129,6 +129,17 @@ class Search {
            (one_memory() ? limits_.device : limits_.host);
   }
 
+  // The step that takes the least of the device: that one, or, of a model whose
+  // states are less than what offload adds, the same in place.
+  absl::StatusOr<FitProposal> Smallest() const {
+    ZERO_ASSIGN_OR_RETURN(const FitProposal offloaded, Least(nullptr));
+    FitProposal in_place = offloaded;
+    in_place.offload = Offload::kNone;
+    in_place.on_disk = false;
+    ZERO_RETURN_IF_ERROR(Rehearse(&in_place));
+    return in_place.peak_bytes < offloaded.peak_bytes ? in_place : offloaded;
+  }
+
  private:
   bool one_memory() const { return rank_.one_memory(); }
 
@@ -353,7 +364,7 @@ absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
     }
   }
   const Search search(rank, config, tools, limits, speed);
-  ZERO_ASSIGN_OR_RETURN(const FitProposal least, search.Least(nullptr));
+  ZERO_ASSIGN_OR_RETURN(const FitProposal least, search.Smallest());
   const bool on_host = !rank.one_memory() && least.peak_bytes <= limits.device;
   const int64_t needed = on_host ? least.host_bytes : least.peak_bytes;
   const int64_t limit = on_host ? limits.host : limits.device;

@@ -113,6 +113,11 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
                           "talk to; start several with --ranks N");
   }
   if (zero.delayed_update) notes.push_back(DelayNote(loaded.config));
+  if (zero.update_before_norm && zero.offload() != Offload::kNone) {
+    notes.push_back(
+        "zero_optimization.offload_optimizer.update_before_norm: a gradient "
+        "that is not finite ends the run");
+  }
   if (zero.offload() != Offload::kNone && zero.offload_optimizer_ratio < 1) {
     notes.push_back(RatioNote(plan, zero.offload_optimizer_ratio));
   }

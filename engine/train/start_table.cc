@@ -372,7 +372,8 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
                        ", after step ",
                        config.zero_optimization.delayed_update_warmup_steps,
                        " during the next step")
-                 : "",
+             : config.zero_optimization.update_before_norm ? " during backward"
+                                                           : "",
              rank.host_link.has_value()
                  ? absl::StrCat(", over ", rank.host_link->text,
                                 " (--shape-host-link)")

@@ -152,7 +152,9 @@ absl::StatusOr<RunSummary> Trainer::Run() {
         absl::StrCat("warning: ", checkpoints_->last_save().message()));
   }
   status.Update(saved);
-  status = Rescue(status, *session_, record_, folder_.get());
+  if (!updated_with_bad_) {
+    status = Rescue(status, *session_, record_, folder_.get());
+  }
   std::string parameters_hash;
   double peak_bytes = 0;
   // Without the other ranks their parameters are gone.
@@ -337,15 +339,16 @@ absl::StatusOr<StepRecord> Trainer::Await() {
   return taken;
 }
 
-absl::Status Trainer::NotFinite(const StepOutput& output) const {
+absl::Status Trainer::NotFinite(const StepOutput& output) {
+  updated_with_bad_ = true;
   return absl::DataLossError(absl::StrCat(
       output.non_finite.empty()
           ? "the norm of all gradients"
           : absl::StrCat("a gradient of ", output.non_finite),
       " is not finite, and the host may have updated parameters with it "
-      "already (zero_optimization.offload_optimizer.update_before_norm): "
-      "nothing of it is saved. Resume from the last checkpoint without that "
-      "key, so that such a step is skipped"));
+      "already (zero_optimization.offload_optimizer.update_before_norm): this "
+      "step is not saved. Resume from the last checkpoint with that key off to "
+      "skip such steps"));
 }
 
 absl::StatusOr<StepOutput> Trainer::TakeAgain() {
@@ -381,6 +384,8 @@ bool Trainer::RunsAheadOf(int64_t index) const {
          done < total_steps_ && !save_agreed_ &&
          // A repeated step would compute with other parameters.
          !config_.zero_optimization.DelaysUpdateOf(done) &&
+         // Nor can a step be repeated that has updated.
+         !config_.zero_optimization.update_before_norm &&
          !Due(config_.training.save_every, done) &&
          !Due(config_.training.eval_every, done) &&
          !(Due(config_.training.sample_every, done) &&

@@ -106,10 +106,10 @@ class Trainer {
   // Records, prints and checks a finished step.
   absl::Status Report(const StepRecord& taken);
 
+  // The error of a step that update_before_norm cannot skip.
+  absl::Status NotFinite(const StepOutput& output);
   // If the first of two launched steps was skipped, both are dropped and the
   // first is repeated: only its time shows, as part of this step.
-  // The error of a step that update_before_norm cannot skip.
-  absl::Status NotFinite(const StepOutput& output) const;
   absl::StatusOr<StepOutput> TakeAgain();
   // Whether the step after step `index` may be launched before that one's
   // results are known: its inputs do not depend on them, unless step `index` is
@@ -177,6 +177,7 @@ class Trainer {
   LossScaler scaler_;
   int64_t total_steps_ = 0;
   RunRecord record_;
+  bool updated_with_bad_ = false;  // see NotFinite
   // The batches of the micro-steps, whose memory is reused. Two steps take
   // turns.
   std::array<std::vector<Batch>, 2> batches_;

@@ -436,6 +436,9 @@ class UpdateBuilder {
         }
       }
     }
+    ZERO_CHECK(!before_norm_ ||
+               (!tensor_norms_ && !delayed_ && visits_.empty()))
+        << "updates that need a norm, or a disk";
   }
 
   // Adds the update's actions among and after `actions`.

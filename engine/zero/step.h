@@ -44,7 +44,9 @@ struct StepInput {
 struct StepOutput {
   double loss = 0;       // mean over valid targets of all ranks
   double grad_norm = 0;  // before clipping, loss scale removed
-  bool skipped = false;  // a gradient was not finite; nothing was updated
+  // A gradient was not finite; nothing was updated, but see
+  // ExecutorOptions::update_before_norm.
+  bool skipped = false;
   // The first parameter, in plan order, with a non-finite gradient on any rank;
   // "": only the norm of all gradients is not finite. Set for a skipped step
   // that no other began after.

@@ -49,7 +49,7 @@ void RunTasks(int num_threads, int64_t num_tasks, Workspace workspace,
   });
 }
 
-// Whether products are of pairs of bf16.
+// Whether attention multiplies bf16 operands as pairs.
 bool HasPairs(const CpuOps& ops, const AttentionShape& shape) {
   return shape.dtype == DType::kBF16 && ops.HasNativeBf16() &&
          !PairIsas().empty();

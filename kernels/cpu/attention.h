@@ -2,12 +2,12 @@
 //
 // Scores are computed transposed (keys down, queries across), so that the
 // softmax of 8 or 16 queries advances in the lanes of one vector and no
-// horizontal sum is needed, and so that only the small query tile is ever
-// transposed. With packed sequences, tiles that no query sees are skipped. All
-// math is fp32 and 16-bit operands are converted panel by panel; but where
-// instructions multiply bf16 (pair_product.h), bf16 operands stay what they are
-// and the softmax's results are rounded to bf16 before they are multiplied.
-// Sources: Dao et al. 2022 (FlashAttention); Milakov and Gimelshein 2018.
+// horizontal sum is needed. With packed sequences, tiles that no query sees are
+// skipped. Where the CPU has instructions for them (pair_product.h), bf16
+// operands are multiplied as pairs, and probabilities are rounded to bf16 for
+// it; else 16-bit operands are converted to fp32, panel by panel. All other
+// math is fp32. Sources: Dao et al. 2022 (FlashAttention); Milakov and
+// Gimelshein 2018.
 #ifndef ZERO_KERNELS_CPU_ATTENTION_H_
 #define ZERO_KERNELS_CPU_ATTENTION_H_
 
@@ -62,8 +62,8 @@ int64_t FirstKeyTile(const Args& args, int64_t b, int64_t q) {
   return FirstKey(args, b, q) / kKeyTile * kKeyTile;
 }
 
-// Floats of scratch that one task needs. `pairs`: products of bf16 operands by
-// PairProducts; else in fp32.
+// Floats of scratch that one task needs. `pairs`: bf16 operands are multiplied
+// as pairs; a single query, as in generation, never is.
 int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries,
                        bool pairs);
 int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys,

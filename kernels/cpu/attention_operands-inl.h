@@ -30,9 +30,9 @@ inline constexpr int64_t kVector = 16;
 
 // Hands out parts of a task's scratch, each from a cache line on. Without a
 // base, it only counts.
-class Bump {
+class ScratchAllocator {
  public:
-  explicit Bump(float* base) : base_(base) {}
+  explicit ScratchAllocator(float* base) : base_(base) {}
 
   template <class T>
   T* Take(int64_t num) {
@@ -91,7 +91,9 @@ HWY_NOINLINE void Transpose(const float* from, int64_t rows, int64_t cols,
   cols = RoundUp(cols, kVector);
 #if ZERO_CPU_EMULATED
   for (int64_t j = 0; j < cols; ++j) {
-    for (int64_t i = 0; i < rows; ++i) to[j * to_ld + i] = from[i * ld + j];
+    for (int64_t i = 0; i < rows; ++i) {
+      std::memcpy(to + j * to_ld + i, from + i * ld + j, 4);  // of any type
+    }
   }
 #else
   const hn::FixedTag<float, 4> d4;
@@ -110,14 +112,14 @@ enum Forms { kRowForm = 1, kColumnForm = 2, kBothForms = 3 };
 // ---- fp32 ------------------------------------------------------------------
 
 // Of any storage, converted to fp32. Queries are scaled. A left operand is only
-// broadcast: it may be transposed for nothing.
+// broadcast: transposing it is free.
 template <class T>
 struct Fp32Tiles {
   using Type = T;
   static constexpr bool kScalesQueries = true;
-  // Queries that are computed together where a tile crosses the diagonal, and
-  // the multiple in which they and the keys are taken.
+  // Queries computed together where a tile crosses the diagonal.
   static constexpr int64_t kGroup = 16;
+  // Multiples in which queries and keys are computed.
   static constexpr int64_t kColumns = kVector;
   static constexpr int64_t kKeyStep = 1;
   static constexpr int kRowsAtOnce = 1;  // of weights
@@ -144,8 +146,8 @@ struct Fp32Tiles {
     int64_t ld;
     float* data;
 
-    Keys(Bump& bump, int64_t num, int64_t d)
-        : ld(PanelLd(d)), data(bump.Take<float>(num * ld)) {}
+    Keys(ScratchAllocator& scratch, int64_t num, int64_t d)
+        : ld(PanelLd(d)), data(scratch.Take<float>(num * ld)) {}
     HWY_INLINE void Load(const Rows& rows) const {
       LoadPanel(rows, 1, data, ld);
     }
@@ -159,10 +161,10 @@ struct Fp32Tiles {
     float* row_form;
     float* column_form;
 
-    Queries(Bump& bump, int64_t d)
+    Queries(ScratchAllocator& scratch, int64_t d)
         : ld(PanelLd(d)),
-          row_form(bump.Take<float>(kQueryTile * ld)),
-          column_form(bump.Take<float>(Width(d) * kQueryTile)) {}
+          row_form(scratch.Take<float>(kQueryTile * ld)),
+          column_form(scratch.Take<float>(Width(d) * kQueryTile)) {}
     HWY_INLINE void Load(const Rows& rows, float factor) const {
       LoadPanel(rows, factor, row_form, ld);
       std::fill(row_form + rows.num * ld,
@@ -180,8 +182,8 @@ struct Fp32Tiles {
   struct Weights {
     float* data;
 
-    explicit Weights(Bump& bump)
-        : data(bump.Take<float>(kKeyTile * kQueryTile)) {}
+    explicit Weights(ScratchAllocator& scratch)
+        : data(scratch.Take<float>(kKeyTile * kQueryTile)) {}
     float* scores(int64_t key, int64_t query) const {
       return data + key * kQueryTile + query;
     }
@@ -239,8 +241,7 @@ struct PairTiles {
               uint16_t{0});
   }
 
-  // Words of the neighbours of every two rows: to[i, j] = (panel[2i, j],
-  // panel[2i + 1, j]).
+  // Interleaves each pair of rows: to[i, j] = (panel[2i, j], panel[2i + 1, j]).
   static HWY_INLINE void PairRows(const uint16_t* panel, int64_t rows,
                                   int64_t width, uint32_t* to) {
     for (int64_t i = 0; i < rows; i += 2) {
@@ -268,14 +269,14 @@ struct PairTiles {
     uint32_t* pairs = nullptr;
     uint16_t* column_form = nullptr;
 
-    Keys(Bump& bump, int64_t num, int64_t d)
+    Keys(ScratchAllocator& scratch, int64_t num, int64_t d)
         : width(Width(d)),
           // Columns not a multiple of 512 bytes apart.
           ld(RoundUp(num, kPairDepth) + kPairDepth),
-          row_form(bump.Take<uint16_t>(RoundUp(num, kPairDepth) * width)) {
+          row_form(scratch.Take<uint16_t>(RoundUp(num, kPairDepth) * width)) {
       if (kForms == kRowForm) return;
-      pairs = bump.Take<uint32_t>(kKeyTile / 2 * width);
-      column_form = bump.Take<uint16_t>(width * ld);
+      pairs = scratch.Take<uint32_t>(kKeyTile / 2 * width);
+      column_form = scratch.Take<uint16_t>(width * ld);
     }
     HWY_INLINE void Load(const Rows& rows) const {
       LoadPanel(rows, row_form, width);
@@ -298,12 +299,12 @@ struct PairTiles {
     uint32_t* column_form;
     uint32_t* row_form = nullptr;
 
-    Queries(Bump& bump, int64_t d)
+    Queries(ScratchAllocator& scratch, int64_t d)
         : width(Width(d)),
-          panel(bump.Take<uint16_t>(kQueryTile * width)),
-          column_form(bump.Take<uint32_t>(width / 2 * kQueryTile)) {
+          panel(scratch.Take<uint16_t>(kQueryTile * width)),
+          column_form(scratch.Take<uint32_t>(width / 2 * kQueryTile)) {
       if (kForms != kColumnForm) {
-        row_form = bump.Take<uint32_t>(kQueryTile / 2 * width);
+        row_form = scratch.Take<uint32_t>(kQueryTile / 2 * width);
       }
     }
     HWY_INLINE void Load(const Rows& rows, float) const {
@@ -326,13 +327,13 @@ struct PairTiles {
     BF16* row_form = nullptr;
     uint32_t* column_form = nullptr;
 
-    explicit Weights(Bump& bump)
-        : data(bump.Take<float>(kKeyTile * kQueryTile)) {
+    explicit Weights(ScratchAllocator& scratch)
+        : data(scratch.Take<float>(kKeyTile * kQueryTile)) {
       if (kForms & kRowForm) {
-        row_form = bump.Take<BF16>(kKeyTile * kQueryTile);
+        row_form = scratch.Take<BF16>(kKeyTile * kQueryTile);
       }
       if (kForms & kColumnForm) {
-        column_form = bump.Take<uint32_t>(kKeyTile / 2 * kQueryTile);
+        column_form = scratch.Take<uint32_t>(kKeyTile / 2 * kQueryTile);
       }
     }
     float* scores(int64_t key, int64_t query) const {

@@ -225,12 +225,12 @@ struct ForwardMemory {
     float* sum;       // [kQueryTile]
     int32_t* starts;  // [kQueryTile] the first key each query sees
 
-    State(Bump& bump, int64_t d)
-        : queries(bump, d),
-          out(bump.Take<float>(Tiles::Width(d) * kQueryTile)),
-          max(bump.Take<float>(kQueryTile)),
-          sum(bump.Take<float>(kQueryTile)),
-          starts(bump.Take<int32_t>(kQueryTile)) {}
+    State(ScratchAllocator& allocator, int64_t d)
+        : queries(allocator, d),
+          out(allocator.Take<float>(Tiles::Width(d) * kQueryTile)),
+          max(allocator.Take<float>(kQueryTile)),
+          sum(allocator.Take<float>(kQueryTile)),
+          starts(allocator.Take<int32_t>(kQueryTile)) {}
   };
 
   typename Tiles::template Keys<kRowForm> keys;
@@ -238,16 +238,16 @@ struct ForwardMemory {
   typename Tiles::template Weights<kColumnForm> weights;
   float* alpha;  // [kQueryTile]
   float* rows;   // [kQueryTile, PanelLd(d)]
-  Bump states;
+  ScratchAllocator states;
 
-  ForwardMemory(Bump& bump, int64_t d, int64_t num_queries)
-      : keys(bump, kKeyTile, d),
-        values(bump, kKeyTile, d),
-        weights(bump),
-        alpha(bump.Take<float>(kQueryTile)),
-        rows(bump.Take<float>(kQueryTile * PanelLd(d))),
-        states(bump) {
-    for (int64_t q = 0; q < num_queries; q += kQueryTile) State(bump, d);
+  ForwardMemory(ScratchAllocator& allocator, int64_t d, int64_t num_queries)
+      : keys(allocator, kKeyTile, d),
+        values(allocator, kKeyTile, d),
+        weights(allocator),
+        alpha(allocator.Take<float>(kQueryTile)),
+        rows(allocator.Take<float>(kQueryTile * PanelLd(d))),
+        states(allocator) {
+    for (int64_t q = 0; q < num_queries; q += kQueryTile) State(allocator, d);
   }
 };
 
@@ -274,12 +274,12 @@ void ForwardTask(const AttentionForwardArgs& args,
   const int64_t kv_head = task.head / (shape.num_heads / shape.num_kv_heads);
   const int64_t offset = shape.kv_len - shape.q_len;  // position of query 0
   const Tiles tiles;
-  Bump bump(scratch);
-  ForwardMemory<Tiles> memory(bump, d, task.q_end - task.q_begin);
+  ScratchAllocator allocator(scratch);
+  ForwardMemory<Tiles> memory(allocator, d, task.q_end - task.q_begin);
   const auto& weights = memory.weights;
   // Calls fn(first query, number, state) for all tiles of queries.
   const auto for_each_tile = [&](const auto& fn) {
-    Bump states = memory.states;
+    ScratchAllocator states = memory.states;
     for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
       typename ForwardMemory<Tiles>::State state(states, d);
       fn(q, std::min(kQueryTile, task.q_end - q), state);
@@ -293,7 +293,7 @@ void ForwardTask(const AttentionForwardArgs& args,
   for_each_tile([&](int64_t q, int64_t rows, auto& s) {
     s.queries.Load(Rows{args.q, b, task.head, q, rows, d}, shape.scale);
     FirstKeys(args, b, q, rows, s.starts);
-    if (packed) std::fill(s.out, s.out + d * kQueryTile, 0.0f);
+    if (packed) std::fill(s.out, s.out + Tiles::Width(d) * kQueryTile, 0.0f);
     std::fill(s.max, s.max + kQueryTile,
               -std::numeric_limits<float>::infinity());
     std::fill(s.sum, s.sum + kQueryTile, 0.0f);
@@ -395,20 +395,20 @@ struct BackwardMemory {
   float *lse, *delta;      // [kQueryTile]
   int32_t* starts;         // [kQueryTile]
 
-  BackwardMemory(Bump& bump, int64_t d, int64_t num_keys)
-      : keys(bump, num_keys, d),
-        values(bump, num_keys, d),
-        queries(bump, d),
-        douts(bump, d),
-        weights(bump),
-        dscores(bump),
-        dkeys(bump.Take<float>(PanelFloats(num_keys, d))),
-        dvalues(bump.Take<float>(PanelFloats(num_keys, d))),
-        dqueries(bump.Take<float>(Tiles::Width(d) * kQueryTile)),
-        rows(bump.Take<float>(kQueryTile * PanelLd(d))),
-        lse(bump.Take<float>(kQueryTile)),
-        delta(bump.Take<float>(kQueryTile)),
-        starts(bump.Take<int32_t>(kQueryTile)) {}
+  BackwardMemory(ScratchAllocator& allocator, int64_t d, int64_t num_keys)
+      : keys(allocator, num_keys, d),
+        values(allocator, num_keys, d),
+        queries(allocator, d),
+        douts(allocator, d),
+        weights(allocator),
+        dscores(allocator),
+        dkeys(allocator.Take<float>(PanelFloats(num_keys, d))),
+        dvalues(allocator.Take<float>(PanelFloats(num_keys, d))),
+        dqueries(allocator.Take<float>(Tiles::Width(d) * kQueryTile)),
+        rows(allocator.Take<float>(kQueryTile * PanelLd(d))),
+        lse(allocator.Take<float>(kQueryTile)),
+        delta(allocator.Take<float>(kQueryTile)),
+        starts(allocator.Take<int32_t>(kQueryTile)) {}
 
   static int64_t PanelFloats(int64_t num_keys, int64_t d) {
     return RoundUp(num_keys, Tiles::kKeyStep) * PanelLd(d);
@@ -428,8 +428,8 @@ void BackwardTask(const AttentionBackwardArgs& args,
   const int64_t num_keys = task.kv_end - task.kv_begin;
   const bool packed = args.packed.positions != nullptr;
   const Tiles tiles;
-  Bump bump(scratch);
-  BackwardMemory<Tiles> memory(bump, d, num_keys);
+  ScratchAllocator allocator(scratch);
+  BackwardMemory<Tiles> memory(allocator, d, num_keys);
   const auto& [keys, values, queries, douts, weights, dscores, dkeys, dvalues,
                dqueries, rows_scratch, lse, delta, starts] = memory;
 
@@ -449,7 +449,7 @@ void BackwardTask(const AttentionBackwardArgs& args,
       FirstKeys(args, b, q, rows, starts);
       if (starts[0] >= task.kv_end) break;  // the keys' sequences are over
       if (packed && task.write_dq) {
-        std::fill(dqueries, dqueries + d * kQueryTile, 0.0f);
+        std::fill(dqueries, dqueries + Tiles::Width(d) * kQueryTile, 0.0f);
       }
       memory.queries.Load(Rows{args.q, b, h, q, rows, d}, shape.scale);
       memory.douts.Load(Rows{args.dout, b, h, q, rows, d}, 1);
@@ -559,19 +559,19 @@ void RunBackwardTask(const AttentionBackwardArgs& args,
 
 int64_t ForwardFloats(const AttentionShape& shape, int64_t num_queries,
                       bool pairs) {
-  Bump bump(nullptr);
+  ScratchAllocator allocator(nullptr);
   WithTiles(shape, pairs, [&]<class Tiles>() {
-    ForwardMemory<Tiles>(bump, shape.head_dim, num_queries);
+    ForwardMemory<Tiles>(allocator, shape.head_dim, num_queries);
   });
-  return bump.floats();
+  return allocator.floats();
 }
 int64_t BackwardFloats(const AttentionShape& shape, int64_t num_keys,
                        bool pairs) {
-  Bump bump(nullptr);
+  ScratchAllocator allocator(nullptr);
   WithTiles(shape, pairs, [&]<class Tiles>() {
-    BackwardMemory<Tiles>(bump, shape.head_dim, num_keys);
+    BackwardMemory<Tiles>(allocator, shape.head_dim, num_keys);
   });
-  return bump.floats();
+  return allocator.floats();
 }
 
 }  // namespace zero::cpu::HWY_NAMESPACE

@@ -55,12 +55,12 @@ HWY_INLINE VF Exp(VF x) {
   return hn::IfThenElse(hn::IsNaN(x), x, result);
 }
 
-// The same for x <= 88, but 0 below -87.3, where results leave the normal
-// range: it costs an x86 some hundred cycles to make a subnormal one, or to
-// underflow to 0, and attention masks scores by -infinity.
+// The same, but infinity above 88.4 and 0 below -87.3, where results leave the
+// normal range: it costs an x86 some hundred cycles to make a subnormal one, or
+// to underflow to 0, and attention masks scores by -infinity.
 HWY_INLINE VF ExpOrZero(VF x) {
   const VF least = hn::Set(df, -87.3f);
-  const SplitExp e = ExpParts(hn::Max(least, x));
+  const SplitExp e = ExpParts(Clamp(x, -87.3f, 89.0f));
   const VF result = hn::Mul(e.mantissa, PowerOfTwo(e.exponent));
   const VF other = hn::IfThenElseZero(hn::IsNaN(x), x);
   return hn::IfThenElse(hn::Ge(x, least), result, other);

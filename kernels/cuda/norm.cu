@@ -22,9 +22,9 @@ namespace {
 //
 // Other rows are AnyRow: a block reads its row again for every pass over it and
 // keeps its sums over rows in the workspace. The width alone decides, since
-// arenas, and parameters in them, begin at multiples of 128 bytes. At addresses
-// that are no multiples of 16, rows of more than kNarrowRow elements have the
-// same bits, narrower ones others.
+// arenas, and parameters in them, begin at multiples of 128 bytes. At unaligned
+// addresses rows of more than kNarrowRow elements keep their bits; narrower
+// rows do not.
 
 template <int kLanesOfRow, int kValuesOfThread>
 struct Group {

@@ -185,7 +185,8 @@ class CliTest(unittest.TestCase):
         ):
             result = self.zero(*args, env={**one, **change})
             self.assertEqual(result.returncode, 1, result.stderr)
-            self.assertIn("zero: " + error, result.stderr)
+            self.assertRegex(result.stderr, "^zero: (process [0-9]+ on .*: )?" +
+                             re.escape(error))
             self.assertEqual(result.stdout, "")
         self.assertIn(
             'communication.backend: "nccl" connects GPUs, but --device is cpu',
@@ -235,7 +236,7 @@ class CliTest(unittest.TestCase):
         peaks = {tuple(line.split()[:2]): float(line.split()[2])
                  for line in text.splitlines()
                  if re.match(r" *\*?[0-3] ", line)}
-        named = re.search(note + "with recompute (.*?): ", text)[1].split(" or ")
+        named = re.search(note + "with recompute (.*?): ", text)[1].split(", ")
         for level in ("keep_all", "off", "selective", "full"):
             saved = 1 - peaks["2", level] / peaks["1", level]
             # 1 %, and what two rounded numbers hide.
@@ -1581,7 +1582,7 @@ class CliTest(unittest.TestCase):
     def test_a_prompt_or_tokenizer_that_does_not_fit_is_refused(self):
         self.train("run")
         text = self.error("generate", "config.json", "--prompt", "x" * 33)
-        self.assertIn("--prompt has 33 tokens and the context 32", text)
+        self.assertIn("--prompt is 33 tokens long and the context 32", text)
         self.assertIn("--set data.sequence_length=", text)
         longer = ["--set", "data.sequence_length=40", "--prompt", "x" * 33,
                   "--tokens", "2"]
@@ -1826,6 +1827,9 @@ class CliTest(unittest.TestCase):
         self.assertIn("tokenize", self.ok("help"))
         keys = self.ok("config", "--keys", "keep_last")
         self.assertEqual(len(keys.split("\n    ")), 3, keys)
+        for words, error in ((["bf16", "fp16"], "takes one PATTERN"),
+                             (["--differences"], "print one at a time")):
+            self.assertIn(error, self.error("config", "--keys", *words))
         self.assertIn('--keys: no key contains "kep_last"; did you mean '
                       '"training.keep_last"?',
                       self.error("config", "--keys", "kep_last"))

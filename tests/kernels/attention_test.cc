@@ -183,18 +183,20 @@ TEST(AttentionTest, OneQueryAgainstACacheIsTheLastRowOfTheWhole) {
 
 TEST(AttentionTest, HugeScoresNeitherOverflowNorMix) {
   OnPath([](const Path& path) {
-    const int64_t dim = 8, length = 130;
-    Problem p({2, 3, 3, length, length, dim}, DType::kF32);
-    p.scale = 100;
-    p.Forward(path.ops, path.stream);
-    p.Backward(path.ops, path.stream);
-    for (GuardedMatrix* m : {&p.out, &p.dq, &p.dk, &p.dv}) {
-      for (const double v : m->dense().values) EXPECT_TRUE(std::isfinite(v));
-    }
-    // The first token sees only itself, however negative its score.
-    for (const int64_t row : {int64_t{0}, length}) {
-      for (int64_t i = 0; i < 3 * dim; ++i) {
-        EXPECT_EQ(p.out(row, i), p.v(row, i));
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const int64_t dim = 8, length = 130;
+      Problem p({2, 3, 3, length, length, dim}, dtype);
+      p.scale = 100;
+      p.Forward(path.ops, path.stream);
+      p.Backward(path.ops, path.stream);
+      for (GuardedMatrix* m : {&p.out, &p.dq, &p.dk, &p.dv}) {
+        for (const double v : m->dense().values) EXPECT_TRUE(std::isfinite(v));
+      }
+      // The first token sees only itself, however negative its score.
+      for (const int64_t row : {int64_t{0}, length}) {
+        for (int64_t i = 0; i < 3 * dim; ++i) {
+          EXPECT_EQ(p.out(row, i), p.v(row, i));
+        }
       }
     }
   });

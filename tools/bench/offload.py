@@ -21,7 +21,9 @@ from common import (CONFIG, ROOT, attempt, bf16, both_ends, middle,
 LOOP = 0.95  # AdamW, of a plain loop's speed
 OF_PEER = 1.15  # AdamW that rounds to bf16, of DeepSpeed's CPUAdam
 DELAYED = 1.05  # of a step without offload
-EXPOSED = 0.05  # of a step, besides the last unit's update
+# Of a step with the update before the norm, besides the last unit's update. By
+# default updates wait for the norm, which can skip a step.
+EXPOSED = 0.05
 DISK = 0.85  # of fio's speed
 LINK = "10GB/s,10us"
 WARMUP = 2

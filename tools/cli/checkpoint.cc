@@ -294,8 +294,9 @@ bool VerifyOne(const std::string& path) {
     right = false;
   }
   if (right) {
-    absl::PrintF("%s: %d parts, %s, all as written\n", path,
-                 (*reader)->parts().size(), BytesText(FileBytes(**reader)));
+    absl::PrintF("%s: %s, %s, all as written\n", path,
+                 Counted((*reader)->parts().size(), "part"),
+                 BytesText(FileBytes(**reader)));
   }
   return right;
 }

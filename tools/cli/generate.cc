@@ -37,7 +37,7 @@ absl::Status CheckPrompt(const Config& config, int64_t prompt_length,
                          int64_t context) {
   if (prompt_length <= context) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
-      "--prompt has %d tokens and the context %d (the smaller one of "
+      "--prompt is %d tokens long and the context %d (the smaller one of "
       "data.sequence_length %d and the model's %d positions); shorten the "
       "prompt%s",
       prompt_length, context, config.data.sequence_length,

@@ -102,6 +102,15 @@ Command AddConfig(CLI::App& app) {
         !flags->keys.has_value() && !flags->differences) {
       throw CLI::RequiredError("CONFIG, --schema, --keys or --differences");
     }
+    if (flags->schema + flags->keys.has_value() + flags->differences > 1) {
+      throw CLI::ValidationError("--schema, --keys and --differences",
+                                 "print one at a time");
+    }
+    if (flags->keys.has_value() && !flags->run.config.empty()) {
+      throw CLI::ValidationError(
+          "--keys", absl::StrCat("takes one PATTERN and no config, not ",
+                                 flags->run.config, " as well"));
+    }
   });
   return [flags] { return ShowConfig(*flags); };
 }

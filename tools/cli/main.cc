@@ -34,6 +34,7 @@ std::string Process() {
 
 int Ended(const absl::Status& status) {
   if (!status.ok()) {
+    std::fflush(stdout);  // may be the same file
     std::fprintf(stderr, "zero: %s%s\n", Process().c_str(),
                  std::string(status.message()).c_str());
   }

@@ -398,7 +398,7 @@ void AddStage2Note(Memory* memory) {
   if (levels.empty()) return;
   memory->notes.push_back(absl::StrCat(
       "stage 2 saves nothing over stage 1 with recompute ",
-      absl::StrJoin(levels, " or "),
+      absl::StrJoin(levels, ", "),
       ": with one micro-batch a step, gradients reuse the memory that "
       "activations free during backward"));
 }

@@ -560,7 +560,7 @@ TEST(LoadTest, AnUpdateBeforeTheNormNeedsNoNorm) {
   const std::vector<std::string> sets = {
       zero + R"(offload_optimizer={"device": "cpu",
                                    "update_before_norm": true})",
-      zero + "stage=2", "gradient_clipping=0"};
+      zero + "stage=3", "gradient_clipping=0"};
   const auto loaded = LoadSmall(sets);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_TRUE(loaded->config.zero_optimization.update_before_norm);
@@ -572,7 +572,9 @@ TEST(LoadTest, AnUpdateBeforeTheNormNeedsNoNorm) {
        "its update runs during the next step"},
       {zero + R"(offload_optimizer={"device": "nvme", "nvme_path": "/disk",
                                     "update_before_norm": true})",
-       "states on a disk are read in the order of the next forward"}};
+       "states on a disk are read in the order of the next forward"},
+      {zero + R"(offload_param={"device": "nvme", "nvme_path": "/disk"})",
+       "offload_param) is \"nvme\": states on a disk"}};
   for (const auto& [set, reason] : kCases) {
     std::vector<std::string> all = sets;
     all.push_back(set);

@@ -41,13 +41,16 @@ Job RingJob(int world, int stage) {
 // Sums in another order. Adam divides a gradient by its own size, so the
 // rounding of small gradients weighs as much as that of large ones: parameters
 // may differ by more than losses and norms, by an amount that depends on the
-// CPU's vector widths.
-void ExpectNear(const Outcome& got, const Outcome& want) {
+// CPU's vector widths. In bf16 a difference may turn the rounding of a product
+// or of a probability, which is 2^-9 of it.
+void ExpectNear(const Outcome& got, const Outcome& want,
+                DType dtype = DType::kF32) {
+  const double error = dtype == DType::kF32 ? 1e-6 : 2e-4;
   for (size_t step = 0; step < want.losses.size(); ++step) {
-    EXPECT_NEAR(got.losses[step], want.losses[step], 1e-6 * want.losses[step]);
-    EXPECT_NEAR(got.norms[step], want.norms[step], 1e-6 * want.norms[step]);
+    EXPECT_NEAR(got.losses[step], want.losses[step], error * want.losses[step]);
+    EXPECT_NEAR(got.norms[step], want.norms[step], error * want.norms[step]);
   }
-  EXPECT_LT(RelativeDifference(got.parameters, want.parameters), 1e-5);
+  EXPECT_LT(RelativeDifference(got.parameters, want.parameters), 10 * error);
 }
 
 // A server is given no rows.
@@ -259,7 +262,7 @@ TEST_P(OtherWaysTest, TheNumbersAreThoseOfDirect) {
         job.micro_steps = of.micro_steps;
         job.batch = 36;
         const Outcome got = Train(job);
-        ExpectNear(got, Train(GetParam().Direct(job)));
+        ExpectNear(got, Train(GetParam().Direct(job)), dtype);
         // Several micro-steps add up in one of two orders, by the stage.
         if (job.micro_steps > 1) return;
         if (is_first) first = got;

@@ -331,7 +331,7 @@ TEST(OffloadTest, AnyShareOfTheHostGivesTheSameBits) {
 TEST(OffloadTest, UpdatesBeforeTheNormGiveTheSameBits) {
   for (const int world : {1, 2, 3}) {
     for (const int stage : {1, 2, 3}) {
-      for (const int bits : {0, 1, 2, 4, 8, 15}) {
+      for (const int bits : {0, 1, 2, 4, 8, 16, 31}) {
         SCOPED_TRACE(testing::Message() << "stage " << stage << " world "
                                         << world << " bits " << bits);
         Job job{.config = TiedLlama(), .world = world};
@@ -342,6 +342,7 @@ TEST(OffloadTest, UpdatesBeforeTheNormGiveTheSameBits) {
         job.options.plan.vocabulary_parts = bits & 4;
         job.options.plan.min_part_elems = 640;
         if (bits & 8) AddDelays(&job);
+        job.options.overlap = !(bits & 16);
         for (const bool all : {false, true}) {
           if (all && stage < 3) continue;
           job.options = Offloaded(job.options, stage,
