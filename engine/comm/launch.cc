@@ -105,6 +105,11 @@ constexpr Names kTorch = {"RANK", "WORLD_SIZE", "LOCAL_RANK",
                           "LOCAL_WORLD_SIZE"};
 constexpr Names kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
                           "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"};
+constexpr Names kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                            "OMPI_COMM_WORLD_LOCAL_RANK",
+                            "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Names kMpich = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+                          "MPI_LOCALNRANKS"};
 
 constexpr char kSlurmTasks[] = "SLURM_STEP_TASKS_PER_NODE";
 
@@ -120,11 +125,6 @@ absl::StatusOr<int> TasksOfEachNode(const std::string& text) {
                    "\": every node needs the same number of tasks (srun "
                    "--ntasks-per-node)"));
 }
-constexpr Names kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                            "OMPI_COMM_WORLD_LOCAL_RANK",
-                            "OMPI_COMM_WORLD_LOCAL_SIZE"};
-constexpr Names kMpich = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
-                          "MPI_LOCALNRANKS"};
 
 // The store's address from MASTER_ADDR and MASTER_PORT.
 absl::StatusOr<TcpStoreAddress> AddressOf(const Variables& variables,
