@@ -58,10 +58,12 @@ absl::Status CheckRows(const Config& config) {
       config.train_micro_batch_size_per_gpu, config.data.sequence_length));
 }
 
-// Whether parts of the head's table save enough memory for the time they cost:
-// a quarter of the model states, or, if the head must wait for the lookup and
-// computes five products instead of three, all of them. Two parts replace the
-// table and its gradient. A function of only shapes.
+// Whether the head's table is worth computing in parts. With replicated
+// gradients they save no memory, but a part's gradient is reduced while the
+// others' are computed: if logits need not be recomputed. With sharded ones,
+// two parts replace the table and its gradient, which must save a quarter of
+// the model states, or, if the head waits for the lookup and computes five
+// products instead of three, all of them. A function of only shapes.
 bool VocabularyPartsPay(const Config& config, const Plan& plan,
                         const OpSizes& sizes) {
   const PlannedUnit& last =
@@ -69,23 +71,25 @@ bool VocabularyPartsPay(const Config& config, const Plan& plan,
   const Shape& table = last.parameters[0].spec.shape;
   const int64_t rows = table[0], width = table[1];
   const DType dtype = config.param_dtype();
-  int64_t bytes = DTypeBytes(config.grad_accum_dtype);  // of an element
-  if (plan.placement.parameters == Placement::kSharded) {
-    bytes += DTypeBytes(dtype);
-  }
-  int64_t saved =
-      bytes * width * std::max<int64_t>(rows - 2 * last.part.rows, 0);
   const ExecutorOptions options =
       MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0);
-  const int64_t states = StateBytes(plan, options);
-  if (last.head_waits) return saved > states;
   const int64_t tokens =
       config.train_micro_batch_size_per_gpu * config.data.sequence_length;
   const auto logits = static_cast<int64_t>(
       sizes.LossLogitsBytes({.x = {nullptr, dtype, tokens, width, width},
                              .w = {nullptr, dtype, rows, width, width}}));
-  if (logits <= MaxKeptLogitsBytes(plan, options)) saved -= logits;
-  return saved > states / 4;
+  const bool keeps_logits =
+      !last.head_waits && logits <= MaxKeptLogitsBytes(plan, options);
+  if (!plan.shards_gradients()) {
+    return keeps_logits && options.overlap && last.trained_elems > 0;
+  }
+  int64_t bytes = DTypeBytes(config.grad_accum_dtype);  // of an element
+  if (plan.shards_parameters()) bytes += DTypeBytes(dtype);
+  int64_t saved =
+      bytes * width * std::max<int64_t>(rows - 2 * last.part.rows, 0);
+  if (keeps_logits) saved -= logits;
+  const int64_t states = StateBytes(plan, options);
+  return saved > (last.head_waits ? states : states / 4);
 }
 
 // Makes the calls of a run on the executor's device.

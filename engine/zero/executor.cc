@@ -714,10 +714,11 @@ EmbeddingBackwardArgs Executor::RowsArgs(int table,
       .dout = rows.rows.matrix(),
       .dtable = {grad.data(), grad.dtype(), shape[0], shape[1], shape[1]},
       .accumulate = true};
-  if (grads.sharded()) {
+  if (grads.sharded() || planned.part.count > 1) {
     const Segment& first = planned.segments[0];
-    const Segment shard = plan_.Shard(first, rank_->rank());
-    args.pieces = {first.elems, shard.begin, shard.elems, parameter.first,
+    const Segment own =
+        grads.sharded() ? plan_.Shard(first, rank_->rank()) : first;
+    args.pieces = {first.elems, own.begin, own.elems, parameter.first,
                    parameter.first + parameter.elems};
   }
   return args;

@@ -12,10 +12,11 @@
 // A vocabulary table is its own unit, after those that compute, and is divided
 // into parts of whole rows, none larger than the largest other unit. Segments
 // never cross a part, and products with the table go part by part. With
-// `vocabulary_parts` each part is a unit, with the same bits: neither the table
-// nor its gradient is full on a rank, and the lookup and the head compute part
-// by part. The head recomputes its logits in backward, unless a micro-batch has
-// few.
+// `vocabulary_parts` each part is a unit, with the same bits: the lookup and
+// the head compute part by part, and the first part's gradient is reduced while
+// the others' are computed. If they are sharded, neither the table nor its
+// gradient is full on a rank. The head recomputes its logits in backward,
+// unless a micro-batch has few.
 //
 // A lookup adds one row per token to its gradient. If all ranks' tokens of a
 // step are fewer than the table's rows, ranks exchange tokens and rows at the
@@ -193,8 +194,8 @@ struct PlanOptions {
   Codec parameters, gradients;
   // Tokens that a rank looks up in a step; 0: unknown, gradients are dense.
   int64_t tokens = 0;
-  // Vocabulary tables are in parts if gradients are sharded. Changes memory and
-  // traffic, but no bit of the result.
+  // Vocabulary tables are in parts if there are other ranks, or gradients are
+  // sharded. Changes memory and traffic, but no bit of the result.
   bool vocabulary_parts = false;
   // Parts below this, a MiB of fp32, are not worth a collective each.
   int64_t min_part_elems = int64_t{1} << 18;
