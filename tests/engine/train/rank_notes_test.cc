@@ -13,9 +13,11 @@
 namespace zero {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 // Of 256 elements but for the last, of 128 on two ranks.
@@ -209,6 +211,23 @@ TEST(RankNotesTest, ADelayedUpdateSaysThatItChangesResults) {
   EXPECT_THAT(
       notes(4),
       ElementsAre(HasSubstr("begins after 4 steps, but the run has 4")));
+}
+
+TEST(RankNotesTest, AnUpdateBeforeTheNormSaysThatABadGradientEndsTheRun) {
+  const std::string path = "zero_optimization.offload_optimizer.";
+  for (const int world : {1, 2}) {
+    const auto notes = [&](const std::string& device) {
+      const LoadedConfig loaded =
+          Load({"zero_optimization.stage=2", "gradient_clipping=0",
+                path + "device=" + device, path + "update_before_norm=true"});
+      return RankNotes(loaded, PlanAt(2, loaded, world));
+    };
+    const std::string note = path +
+                             "update_before_norm: a gradient that is not "
+                             "finite ends the run";
+    EXPECT_THAT(notes("cpu"), ElementsAre(note));
+    EXPECT_THAT(notes("none"), Not(Contains(note)));
+  }
 }
 
 }  // namespace

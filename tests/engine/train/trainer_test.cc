@@ -260,6 +260,22 @@ TEST_F(TrainerTest, ADelayedUpdateLearnsAsWellAtASmallLearningRate) {
   }
 }
 
+TEST_F(TrainerTest, TheStartSaysWhenTheHostUpdates) {
+  const std::string offload = "zero_optimization.offload_optimizer.";
+  const std::pair<std::string, std::string> kCases[] = {
+      {"ratio=1", ""},
+      {"update_before_norm=true", " during backward"},
+      {"delayed_update.enabled=true", ", after step 40 during the next step"}};
+  for (const auto& [set, when] : kCases) {
+    const Outcome outcome = Run(
+        Load({"training.steps=1", "zero_optimization.stage=2",
+              "gradient_clipping=0", offload + "device=cpu", offload + set}));
+    ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+    EXPECT_THAT(outcome.printed,
+                HasSubstr("updated there by 1 thread" + when + "\n"));
+  }
+}
+
 TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
   const LoadedConfig loaded = Load({"training.eval_every=5"});
   const Outcome outcome = Run(loaded);

@@ -328,6 +328,22 @@ TEST(OffloadTest, AnyShareOfTheHostGivesTheSameBits) {
   }
 }
 
+// With the optimizer on the host, and with the parameters too.
+void ExpectTheSameBitsBeforeTheNorm(Job job, int stage, double share = 1) {
+  job.options.max_grad_norm = 0;
+  job.options.param_dtype = DType::kBF16;
+  for (const StateHomes& homes : {kOptimizerOnHost, kAllOnHost}) {
+    const bool all = homes == kAllOnHost;
+    if (all && stage < 3) continue;
+    job.options = Offloaded(job.options, stage, homes);
+    job.options.plan.host_share = all ? 1 : share;
+    job.options.update_before_norm = false;
+    const Outcome want = Train(job);
+    job.options.update_before_norm = true;
+    EXPECT_EQ(Train(job), want) << (all ? "all on the host" : "");
+  }
+}
+
 TEST(OffloadTest, UpdatesBeforeTheNormGiveTheSameBits) {
   for (const int world : {1, 2, 3}) {
     for (const int stage : {1, 2, 3}) {
@@ -335,27 +351,71 @@ TEST(OffloadTest, UpdatesBeforeTheNormGiveTheSameBits) {
         SCOPED_TRACE(testing::Message() << "stage " << stage << " world "
                                         << world << " bits " << bits);
         Job job{.config = TiedLlama(), .world = world};
-        job.options.max_grad_norm = 0;
-        job.options.param_dtype = DType::kBF16;
         if (bits & 1) job.micro_steps = 2;
         if (bits & 2) job.options.optimizer.kind = OptimizerKind::kSgd;
         job.options.plan.vocabulary_parts = bits & 4;
         job.options.plan.min_part_elems = 640;
         if (bits & 8) AddDelays(&job);
         job.options.overlap = !(bits & 16);
-        for (const bool all : {false, true}) {
-          if (all && stage < 3) continue;
-          job.options = Offloaded(job.options, stage,
-                                  all ? kAllOnHost : kOptimizerOnHost);
-          job.options.plan.host_share = bits & 8 && !all ? 0.3 : 1.0;
-          job.options.update_before_norm = false;
-          const Outcome want = Train(job);
-          job.options.update_before_norm = true;
-          EXPECT_EQ(Train(job), want) << (all ? "all on the host" : "");
+        ExpectTheSameBitsBeforeTheNorm(job, stage, bits & 8 ? 0.3 : 1);
+      }
+    }
+  }
+}
+
+TEST(OffloadTest, UpdatesBeforeTheNormGiveTheSameBitsInGroups) {
+  for (const auto& [world, shards] :
+       {std::pair(4, 2), std::pair(2, 1), std::pair(6, 3)}) {
+    for (const int stage : {1, 2, 3}) {
+      for (const int64_t micro_steps : {1, 2}) {
+        for (const double share : {1.0, 0.5}) {
+          SCOPED_TRACE(testing::Message()
+                       << "stage " << stage << " world " << world << " shards "
+                       << shards << " micro " << micro_steps << " " << share);
+          Job job{.config = TiedLlama(), .world = world, .shards = shards};
+          job.batch = 12 * micro_steps;
+          job.micro_steps = micro_steps;
+          AddDelays(&job);
+          ExpectTheSameBitsBeforeTheNorm(job, stage, share);
         }
       }
     }
   }
+}
+
+// A unit without trained parameters has no update; one with some has one.
+TEST(OffloadTest, UpdatesBeforeTheNormGiveTheSameBitsWithFrozenParameters) {
+  for (const int world : {1, 2, 3}) {
+    for (const int stage : {1, 2, 3}) {
+      for (const bool rows : {false, true}) {
+        SCOPED_TRACE(testing::Message() << "stage " << stage << " world "
+                                        << world << " rows " << rows);
+        Job job{.world = world, .rows = rows};
+        job.config.vocab_size = kManyWords;
+        job.make = [config = job.config] { return MakePartlyFrozen(config); };
+        AddDelays(&job);
+        ExpectTheSameBitsBeforeTheNorm(job, stage);
+      }
+    }
+  }
+}
+
+TEST(OffloadTest, OnlyTrainedUnitsAreUpdatedBeforeTheNorm) {
+  Job job;
+  job.make = [config = job.config] { return MakePartlyFrozen(config); };
+  job.options = Offloaded(job.options, 3, kOptimizerOnHost);
+  const Plan plan = PlanOf(job);
+  std::multiset<int> updated, trained;
+  for (const Action& action :
+       MakeSchedule(plan, {.update_before_norm = true})) {
+    if (action.kind == ActionKind::kNorm) break;
+    if (action.kind == ActionKind::kUpdate) updated.insert(action.index);
+  }
+  for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+    if (plan.units[u].trained_elems > 0) trained.insert(u);
+  }
+  EXPECT_EQ(updated, trained);
+  EXPECT_LT(trained.size(), plan.units.size());
 }
 
 // All but the first unit's, whose backward pass is the last.
