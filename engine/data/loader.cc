@@ -182,10 +182,10 @@ absl::StatusOr<EvalLoader> EvalLoader::Create(const TokenSource* source,
   loader.source_ = source;
   loader.shape_ = shape;
   loader.document_token_ = document_token;
-  loader.num_windows_ = NumWindows(*source, shape.sequence_length);
-  if (max_windows > 0) {
-    loader.num_windows_ = std::min(loader.num_windows_, max_windows);
-  }
+  loader.source_windows_ = NumWindows(*source, shape.sequence_length);
+  loader.num_windows_ = max_windows > 0
+                            ? std::min(loader.source_windows_, max_windows)
+                            : loader.source_windows_;
   loader.num_targets_ =
       NumTargets(*source, loader.num_windows_, shape.sequence_length);
   return loader;

@@ -98,6 +98,10 @@ class EvalLoader {
   // Counted targets over all batches and ranks.
   int64_t num_targets() const { return num_targets_; }
 
+  // Windows over all batches and ranks, and how many the source has.
+  int64_t num_windows() const { return num_windows_; }
+  int64_t source_windows() const { return source_windows_; }
+
  private:
   EvalLoader() = default;
 
@@ -105,6 +109,7 @@ class EvalLoader {
   BatchShape shape_;
   int32_t document_token_ = kNoDocumentToken;
   int64_t num_windows_ = 0;
+  int64_t source_windows_ = 0;
   int64_t num_targets_ = 0;
 };
 

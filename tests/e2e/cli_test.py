@@ -1289,6 +1289,16 @@ class CliTest(unittest.TestCase):
         self.assertAlmostEqual(evaluated["loss"], summary["validation_loss"],
                                places=6)
         self.assertEqual(evaluated["model"], "run/final")
+        self.assertEqual([evaluated[name] for name in (
+            "tokens", "sequences", "sequence_length")], [2 * 4 * 32, 8, 32])
+        self.assertRegex(
+            self.ok("eval", "config.json"),
+            r"perplexity [\d.]+ over 256 tokens: the first 8 of [\d,]+ "
+            r"sequences of 32 \(training.eval_batches\)\n")
+        self.write("held_out.txt", "x" * 65)
+        self.assertRegex(self.ok("eval", "config.json", "--data",
+                                 "held_out.txt"),
+                         "over 64 tokens: 2 sequences of 32\n")
         text = self.ok("generate", "config.json", "--prompt", "// The",
                        "--tokens", "20")
         self.assertTrue(text.startswith("// The"))

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/base/status.h"
 #include "engine/config/json_text.h"
+#include "engine/train/console.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/metrics.h"
 #include "engine/train/run_data.h"
@@ -19,6 +20,17 @@
 
 namespace zero {
 namespace {
+
+// "256 tokens: the first 8 of 1,208 sequences of 32 (training.eval_batches)".
+std::string EvaluatedText(const EvalLoader& loader, int64_t sequence_length) {
+  const int64_t used = loader.num_windows(), all = loader.source_windows();
+  const std::string part =
+      used < all ? absl::StrCat("the first ", WithCommas(used), " of ") : "";
+  return absl::StrCat(Counted(loader.num_targets(), "token"), ": ", part,
+                      Counted(all, "sequence"), " of ",
+                      WithCommas(sequence_length),
+                      used < all ? " (training.eval_batches)" : "");
+}
 
 struct EvalFlags {
   RunOptions run;
@@ -73,15 +85,18 @@ absl::Status Eval(EvalFlags flags) {
                [stop]() -> absl::StatusOr<bool> { return stop->load(); }));
   if (!mean.has_value()) return absl::CancelledError("stopped by a signal");
   const double loss = *mean;
+  const int64_t length = config.data.sequence_length;
   if (flags.json) {
     absl::PrintF("%s\n", ToLine({{"loss", loss},
                                  {"perplexity", std::exp(loss)},
                                  {"tokens", loader.num_targets()},
+                                 {"sequences", loader.num_windows()},
+                                 {"sequence_length", length},
                                  {"model", config.model.from_pretrained}}));
   } else {
-    absl::PrintF("%s: loss %.6f, perplexity %.4f over %d tokens\n",
+    absl::PrintF("%s: loss %.6f, perplexity %.4f over %s\n",
                  config.model.from_pretrained, loss, std::exp(loss),
-                 loader.num_targets());
+                 EvaluatedText(loader, length));
   }
   return absl::OkStatus();
 }
@@ -112,7 +127,8 @@ Command AddEval(CLI::App& app) {
   app.add_option("--data", flags->data,
                  "text, token files or .jsonl instead of the config's")
       ->allow_extra_args(false);
-  app.add_flag("--json", flags->json, "print loss, perplexity, tokens as JSON");
+  app.add_flag("--json", flags->json,
+               "print loss, perplexity and what they are over as JSON");
   return [flags] { return Eval(*flags); };
 }
 

@@ -160,6 +160,8 @@ TEST_F(LoaderTest, ValidationStopsAtItsLimit) {
           .value();
   EXPECT_EQ(loader.num_batches(), 2);
   EXPECT_EQ(loader.num_targets(), 60);
+  EXPECT_EQ(loader.num_windows(), 6);
+  EXPECT_EQ(loader.source_windows(), 100);
   Batch batch;
   loader.Fill(1, 0, &batch);
   EXPECT_EQ(batch.num_valid_targets, 20);
