@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/partials.cuh"
@@ -235,8 +237,10 @@ void CudaOps::LambMoments(Stream& stream, const LambArgs& args) {
   CheckUpdateState("LambMoments", args.state);
   ZERO_CHECK_EQ(args.parts.size(), args.state.ranges.size());
   ZERO_CUDA_WITH_FLOAT_TYPE(args.state.grad.dtype, G, {
-    if (args.state.splits_master()) {
-      Moments<true, G>(stream, args);
+    // Only bf16 parameters split their masters.
+    constexpr bool kMaySplit = !std::is_same_v<G, F16>;
+    if (kMaySplit && args.state.splits_master()) {
+      Moments<kMaySplit, G>(stream, args);
     } else {
       Moments<false, G>(stream, args);
     }
