@@ -372,14 +372,10 @@ TEST_F(CudaEmulatorTest, PlainAddWhereAnAtomicBelongsIsSeenByTsan) {
   });
 }
 
-// Adds the blocks' numbers in their order of arrival.
-__global__ void SumAsTheyCome(int* next, float* sum) {
+// Adds the blocks' numbers in the order in which blocks run.
+__global__ void SumAsTheyCome(float* sum) {
   if (threadIdx.x != 0) return;
-  atomicAdd(next, 1);
-  __threadfence();
   *sum = *sum * 0.5f + static_cast<float>(blockIdx.x);
-  __threadfence();
-  atomicAdd(next, 1);
 }
 
 TEST_F(CudaEmulatorTest, SumThatDependsOnTheOrderOfBlocksDiffers) {
@@ -387,44 +383,11 @@ TEST_F(CudaEmulatorTest, SumThatDependsOnTheOrderOfBlocksDiffers) {
   std::vector<float> sums;
   for (const Order order : kOrders) {
     emulator::SetOrder(order);
-    DeviceArray<int> next(1);
     DeviceArray<float> sum(1);
-    Launch(SumAsTheyCome, 5, 32, 0, nullptr, next.begin(), sum.begin());
+    Launch(SumAsTheyCome, 5, 32, 0, nullptr, sum.begin());
     sums.push_back(sum[0]);
   }
   EXPECT_NE(sums[0], sums[1]);
-}
-
-// The last block adds all blocks' results; kFence: they publish them first.
-template <bool kFence>
-__global__ void SumByTheLast(int* partial, unsigned* done, int* sum) {
-  SHARED_ARRAY(unsigned, before, 1);
-  const int block = static_cast<int>(blockIdx.x);
-  if (threadIdx.x == 0) {
-    partial[block] = block + 1;
-    if (kFence) __threadfence();
-    before[0] = atomicAdd(done, 1);
-  }
-  __syncthreads();
-  if (before[0] != gridDim.x - 1 || threadIdx.x != 31) return;
-  *sum = 0;
-  for (unsigned i = 0; i < gridDim.x; ++i) *sum += partial[i];
-}
-
-template <bool kFence>
-void SumBlocks(int* sum) {
-  constexpr int kBlocks = 9;
-  DeviceArray<int> partial(kBlocks);
-  DeviceArray<unsigned> done(1);
-  Launch(SumByTheLast<kFence>, kBlocks, 32, 0, nullptr, partial.begin(),
-         done.begin(), sum);
-}
-
-TEST_F(CudaEmulatorTest, LastBlockNeedsAFenceBeforeTheCounter) {
-  ExpectRight({45}, SumBlocks<true>);
-  if (ZERO_WITH_TSAN) {
-    EXPECT_DEATH(InEachOrder(1, SumBlocks<false>), "data race");
-  }
 }
 
 __global__ void WriteTheSame(int* out) { out[threadIdx.x] = blockIdx.x; }

@@ -104,7 +104,6 @@ struct BlockSet {
 
 Order order = Order::kForward;
 uint64_t order_seed = 1;
-char fence_clock = 0;
 int64_t num_kernels = 0;
 
 class Machine {
@@ -679,8 +678,5 @@ void* SharedArray(const void* key, size_t bytes, size_t alignment) {
 }
 
 void* DynamicShared() { return machine->DynamicShared(); }
-
-void FenceRelease() { ReleaseClock(&fence_clock); }
-void FenceAcquire() { Acquire(&fence_clock); }
 
 }  // namespace zero::emulator
