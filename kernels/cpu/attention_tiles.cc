@@ -557,23 +557,6 @@ void RunBackwardTask(const AttentionBackwardArgs& args,
             [&]<class Tiles>() { BackwardTask<Tiles>(args, task, scratch); });
 }
 
-int64_t ForwardFloats(const AttentionShape& shape, int64_t num_queries,
-                      bool pairs) {
-  ScratchAllocator allocator(nullptr);
-  WithTiles(shape, pairs, [&]<class Tiles>() {
-    ForwardMemory<Tiles>(allocator, shape.head_dim, num_queries);
-  });
-  return allocator.floats();
-}
-int64_t BackwardFloats(const AttentionShape& shape, int64_t num_keys,
-                       bool pairs) {
-  ScratchAllocator allocator(nullptr);
-  WithTiles(shape, pairs, [&]<class Tiles>() {
-    BackwardMemory<Tiles>(allocator, shape.head_dim, num_keys);
-  });
-  return allocator.floats();
-}
-
 }  // namespace zero::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -582,8 +565,6 @@ namespace zero::cpu {
 
 HWY_EXPORT(RunForwardTask);
 HWY_EXPORT(RunBackwardTask);
-HWY_EXPORT(ForwardFloats);
-HWY_EXPORT(BackwardFloats);
 
 void RunForwardTask(const AttentionForwardArgs& args,
                     const AttentionForwardTask& task, bool pairs,
@@ -596,13 +577,22 @@ void RunBackwardTask(const AttentionBackwardArgs& args,
   HWY_DYNAMIC_DISPATCH(RunBackwardTask)(args, task, pairs, scratch);
 }
 
+// Padding is the same on every target, and so is the memory of a task.
 int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries,
                        bool pairs) {
-  return HWY_DYNAMIC_DISPATCH(ForwardFloats)(shape, num_queries, pairs);
+  HWY_NAMESPACE::ScratchAllocator allocator(nullptr);
+  HWY_NAMESPACE::WithTiles(shape, pairs, [&]<class Tiles>() {
+    HWY_NAMESPACE::ForwardMemory<Tiles>(allocator, shape.head_dim, num_queries);
+  });
+  return allocator.floats();
 }
 int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys,
                         bool pairs) {
-  return HWY_DYNAMIC_DISPATCH(BackwardFloats)(shape, num_keys, pairs);
+  HWY_NAMESPACE::ScratchAllocator allocator(nullptr);
+  HWY_NAMESPACE::WithTiles(shape, pairs, [&]<class Tiles>() {
+    HWY_NAMESPACE::BackwardMemory<Tiles>(allocator, shape.head_dim, num_keys);
+  });
+  return allocator.floats();
 }
 
 }  // namespace zero::cpu
