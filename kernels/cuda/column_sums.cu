@@ -11,8 +11,7 @@ constexpr int kWarps = kThreads / kWarpSize;
 
 // partials[y, j] = sum of column j over the rows of block y: warp w takes rows
 // w, w + 8, ..., a chunk of columns per lane, and the warps are added in order.
-// Moves the matrix once: 2 or 4 bytes per element, at copy bandwidth on an
-// H200.
+// Moves the matrix once: 2 or 4 bytes per element.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     ColumnPartialsKernel(const T* dy, int64_t num_rows, int64_t num_cols,

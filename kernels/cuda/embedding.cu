@@ -32,7 +32,7 @@ Table<ConstAs<T, Data>> TableOf(const MatrixView<Data>& m) {
 // ---- Forward ---------------------------------------------------------------
 
 // Reads a row of each table and writes one: 4 (6 with positions) bytes per
-// 16-bit element; to reach 85 % of copy bandwidth.
+// 16-bit element. Goal: 85 % of copy bandwidth.
 template <class T>
 struct GatherPass {
   const int32_t* ids;
@@ -174,8 +174,9 @@ __device__ inline int64_t PlaceIn(const TablePieces& pieces, int64_t at) {
 }
 
 // Row ids[k] of the table += the run that begins at k, rounded once, by a warp
-// per run and stripe of columns. Moves dout once, and every row of the table
-// that has an id in and out; to reach 80 % of copy bandwidth where ids differ.
+// per run and stripe of columns. Reads dout once, and reads and writes every
+// row of the table that has an id. Goal: 80 % of copy bandwidth where ids
+// differ.
 template <class T, class TableT, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     AddRunsKernel(const IdRuns runs, Table<const T> dout, Table<TableT> dtable,

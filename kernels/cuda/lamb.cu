@@ -54,8 +54,8 @@ struct MomentsPass : LambPass {
 
 // A block does a run of a range, as the sums of squares want it. Squares are
 // taken on the way, so that the update is never stored: moves 22 bytes per
-// parameter with 16-bit gradients (p, grad, m and v both ways); >= 80 % of copy
-// bandwidth.
+// parameter with 16-bit gradients (p, grad, m and v both ways). Goal: 80 % of
+// copy bandwidth.
 template <bool kSplit, class G>
 __global__ void __launch_bounds__(kUpdateThreads)
     MomentsKernel(RangeBatch batch, MomentsPass<kSplit, G> pass, bool aligned,
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kWarpSize)
 }
 
 // Moves 16 bytes per parameter with bf16 parameters (p and its rest both ways,
-// m, v); >= 90 % of copy bandwidth.
+// m, v). Goal: 90 % of copy bandwidth.
 template <class Rounding>
 struct ApplyPass : LambPass {
   ApplyPass(const LambArgs& args, const float* range_steps)

@@ -263,7 +263,7 @@ __device__ inline float ChunkSquares(const Packed<T, N>& x, float mean,
 }
 
 // A group per row. From registers it moves 4 bytes per 16-bit element, 8 with a
-// residual, at 89 to 96 % of an H200's copy bandwidth.
+// residual.
 template <class T, class G>
 __global__ void __launch_bounds__(G::kMaxThreads)
     NormForwardKernel(const NormForwardArgs p, bool aligned) {
@@ -439,8 +439,7 @@ struct RowSums<T, AnyRow> {
 
 // A group per row at a time. From registers it moves dy, x and dx once (6 bytes
 // per 16-bit element, 8 with dsum) and 16 bytes of partial sums per column and
-// block; all loads of a row are issued together. Reaches 63 to 75 % of an
-// H200's copy bandwidth.
+// block; all loads of a row are issued together.
 template <class T, class G>
 __global__ void __launch_bounds__(G::kMaxThreads, G::MinBlocks())
     NormBackwardKernel(const NormBackwardArgs p, bool aligned,

@@ -38,10 +38,9 @@ __device__ void PutShare(const Packed<T, 8>& share, float* tile) {
   halves[1] = {ToFloat(x[4]), ToFloat(x[5]), ToFloat(x[6]), ToFloat(x[7])};
 }
 
-// A block squares and adds a run of a span. Reads itemsize bytes per element,
-// at 49 % of an H200's copy bandwidth in fp32. The ordered sums of a tile's
-// blocks are formed while the next tile is on its way, and other blocks of the
-// multiprocessor load theirs.
+// A block squares and adds a run of a span. Reads itemsize bytes per element.
+// The ordered sums of a tile's blocks are formed while the next tile is on its
+// way, and other blocks of the multiprocessor load theirs.
 template <class T>
 __global__ void __launch_bounds__(kSumThreads, 6)
     SumSquaresKernel(SpanBatch batch, bool aligned, double* runs) {

@@ -6,8 +6,8 @@ namespace zero::cuda {
 namespace {
 
 // Rows are the heads of tokens, columns the pairs of a head. In place: moves 4
-// bytes per 16-bit element (8 of fp32) and reads the angles from cache; to
-// reach 85 % of copy bandwidth.
+// bytes per 16-bit element (8 of fp32) and reads the angles from cache. Goal:
+// 85 % of copy bandwidth.
 template <class T>
 struct RotaryPass {
   T* x;

@@ -6,7 +6,7 @@ namespace zero::cuda {
 namespace {
 
 // Moves 18 bytes per parameter with momentum and bf16 parameters and gradients
-// (p, its rest and buffer both ways, grad), 10 without momentum; >= 90 % of
+// (p, its rest and buffer both ways, grad), 10 without momentum. Goal: 90 % of
 // copy bandwidth.
 template <class Rounding, class G>
 struct SgdPass : RangePass {

@@ -52,7 +52,7 @@ Sources MakeSources(Stream& stream, absl::Span<const void* const> src) {
 }
 
 // Moves world * itemsize of the sources + itemsize of dst (twice that to
-// accumulate) per element; >= 90 % of copy bandwidth on one GPU, and of the
+// accumulate) per element. Goal: 90 % of copy bandwidth on one GPU, and of the
 // link where sources are a peer's. A thread reads its elements of all sources
 // before it writes: dst may be one of them.
 template <class S, class D>
