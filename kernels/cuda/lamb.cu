@@ -88,12 +88,8 @@ __global__ void __launch_bounds__(kUpdateThreads)
       }
     }
     __syncthreads();
-    const int64_t left = end - tile;
-    const int elems = left < 0            ? 0
-                      : left < kTileElems ? static_cast<int>(left)
-                                          : kTileElems;
-    SumTileSquares(p_tile, elems, p_sums + t * kTileBlocks);
-    SumTileSquares(update_tile, elems, update_sums + t * kTileBlocks);
+    SumTileSquares(p_tile, end - tile, p_sums + t * kTileBlocks);
+    SumTileSquares(update_tile, end - tile, update_sums + t * kTileBlocks);
     __syncthreads();
   }
   // One warp has the squares of p, another those of the update.
@@ -110,7 +106,7 @@ struct Owners {
 
 // A block per range adds its runs: one warp the squares of p, one the update's.
 __global__ void __launch_bounds__(2 * kWarpSize)
-    AddRunsKernel(RangeBatch batch, Owners owners, UpdateSpan span,
+    SumRunsKernel(RangeBatch batch, Owners owners, UpdateSpan span,
                   const double* runs, double* norms) {
   if (span.Skips()) return;
   const int range = static_cast<int>(blockIdx.x);
@@ -207,7 +203,7 @@ void Moments(Stream& stream, const LambArgs& args) {
         }
         Launch(MomentsKernel<kSplit, G>, blocks, kUpdateThreads, 0,
                HandleOf(stream), batch, pass, aligned, runs);
-        Launch(AddRunsKernel, static_cast<unsigned>(batch.count), 2 * kWarpSize,
+        Launch(SumRunsKernel, static_cast<unsigned>(batch.count), 2 * kWarpSize,
                0, HandleOf(stream), batch, owners, pass.span, runs, args.norms);
       });
 }

@@ -55,11 +55,14 @@ inline constexpr int kTileBlocks = kTileElems / kSquareBlock;
 inline constexpr int kTileWords = kTileBlocks * (kSquareBlock + 8);
 __device__ inline int TileWord(int k) { return k + k / kSquareBlock * 8; }
 
-// Adds the squares of a tile of `elems` elements, in `tile`, to the sums of the
-// run's blocks, sums[0 .. kTileBlocks). All threads call it, with a barrier
-// before and after.
-__device__ inline void SumTileSquares(const float* tile, int elems,
+// Sets sums[0 .. kTileBlocks) to the sums of squares of the blocks of `tile`,
+// whose run has `left` elements from it on; if that is not above 0, they are 0.
+// All threads call it, with a barrier before and after.
+__device__ inline void SumTileSquares(const float* tile, int64_t left,
                                       double* sums) {
+  const int elems = left < 0            ? 0
+                    : left < kTileElems ? static_cast<int>(left)
+                                        : kTileElems;
   const int block = static_cast<int>(threadIdx.x) / 8;
   const int lane = static_cast<int>(threadIdx.x) % 8;
   double sum = 0;

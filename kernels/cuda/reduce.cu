@@ -56,15 +56,11 @@ __global__ void __launch_bounds__(kSumThreads, 6)
   Packed<T, 8> share = LoadShare(src, run, end, aligned);
   for (int t = 0; t < kRunElems / kTileElems; ++t) {
     const int64_t begin = run + t * kTileElems;
-    const int64_t left = end - begin;
-    const int elems = left < 0            ? 0
-                      : left < kTileElems ? static_cast<int>(left)
-                                          : kTileElems;
     PutShare(share, tile);
     __syncthreads();
     share = LoadShare(src, begin + kTileElems, end, aligned);
     double* const tile_sums = sums + t * kTileBlocks;
-    SumTileSquares(tile, elems, tile_sums);
+    SumTileSquares(tile, end - begin, tile_sums);
     __syncthreads();
     if (threadIdx.x == 0) sum = AddBlocks<kTileBlocks>(tile_sums, sum);
   }
@@ -73,7 +69,7 @@ __global__ void __launch_bounds__(kSumThreads, 6)
 
 // A warp per span adds its runs.
 __global__ void __launch_bounds__(kWarpSize)
-    AddRunsKernel(SpanBatch batch, const double* runs) {
+    SumRunsKernel(SpanBatch batch, const double* runs) {
   const int span = static_cast<int>(blockIdx.x);
   const uint32_t first = batch.first_run[span];
   double* const out = batch.out[span];
@@ -114,7 +110,7 @@ void SumSquaresOf(Stream& stream, absl::Span<const SquaredSpan> spans) {
     }
     Launch(SumSquaresKernel<T>, static_cast<unsigned>(runs), kSumThreads, 0,
            HandleOf(stream), batch, aligned, sums);
-    Launch(AddRunsKernel, static_cast<unsigned>(batch.count), kWarpSize, 0,
+    Launch(SumRunsKernel, static_cast<unsigned>(batch.count), kWarpSize, 0,
            HandleOf(stream), batch, sums);
   }
 }
