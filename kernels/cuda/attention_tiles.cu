@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 // ---- Backward -------------------------------------------------------------
 
-// delta[b, h, t] = dout . out: one warp a row. Reads both once, which is little
+// delta[b, h, t] = dout . out, a warp per row. Reads both once, which is little
 // beside the tiles.
 __global__ void __launch_bounds__(kThreads, 5)
     DeltaKernel(AttentionBackwardArgs args, float* delta) {
@@ -274,8 +274,8 @@ __global__ void __launch_bounds__(kThreads, 5)
   }
 }
 
-// The shared memory of the two kernels below. One holds a tile of keys, through
-// which the queries that see it pass, the other one of queries.
+// The shared memory of the two kernels below: KeyValueKernel keeps a tile of
+// keys and values and loads tiles of queries in turn, QueryKernel the reverse.
 template <class L>
 struct BackwardShared {
   L keys, values;
@@ -326,10 +326,9 @@ struct BackwardShared {
   }
 };
 
-// dk and dv of one tile of keys: one block for each tile of each kv head, which
-// goes through the heads of the group and, for each, through the queries that
-// see the keys, in order: up to the first tile whose sequences begin after
-// them.
+// dk and dv, by a block for each tile of keys of each kv head. For each head of
+// the group in turn, it goes through the queries that see the keys, in order,
+// and ends at the first tile whose sequences begin after the keys.
 template <class L>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     KeyValueKernel(AttentionBackwardArgs args, const float* delta,
@@ -363,8 +362,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   StoreTile<L>(dv, args.dv, keys, format);
 }
 
-// dq of one tile of queries: one block for each tile of each head, which goes
-// through the keys in order.
+// dq, by a block for each tile of queries of each head, which goes through the
+// keys in order.
 template <class L>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     QueryKernel(AttentionBackwardArgs args, const float* delta,

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
     sums[warp * kColumns + i * kWarpSize + lane] = sum[i];
   }
   __syncthreads();
-  // Column `offset` of the block lies at i * 32 + lane of its owner.
+  // Column `offset` is element offset % kSize of lane offset / kSize.
   const int offset = static_cast<int>(threadIdx.x);
   const int slot = offset % kSize * kWarpSize + offset / kSize;
   if (offset < kColumns && first_column + offset < num_cols) {

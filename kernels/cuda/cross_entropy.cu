@@ -21,13 +21,13 @@ struct RowArgs {
   int64_t ld;
   int64_t first;            // the part's first word
   int64_t words;            // of the part
-  int64_t cols;             // of the gradient, which is 0 behind the words
+  int64_t cols;             // of the gradient: 0 from `words` on
   const int32_t* targets;   // [rows]
   LossRow* known;           // [rows]
   const float* grad_scale;  // null: 1
 };
 
-// Elements of the group at `first` that are words; not above 0 behind them.
+// Elements of the group at `first` that are words; 0 or less beyond them.
 __device__ inline int NumInGroup(int64_t words, int64_t first) {
   return words - first < kGroup ? static_cast<int>(words - first) : kGroup;
 }
@@ -109,8 +109,9 @@ __global__ void __launch_bounds__(kThreads) AddToLossRows(RowArgs args) {
               sum * static_cast<double>(expf(max - larger));
   known.max = larger;
   const int64_t place = target - args.first;
-  if (place >= 0 && place < args.words)
+  if (place >= 0 && place < args.words) {
     known.target_logit = ToFloat(row[place]);
+  }
   args.known[i] = known;
 }
 

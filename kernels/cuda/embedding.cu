@@ -60,11 +60,11 @@ struct GatherPass {
 
 // ---- Backward --------------------------------------------------------------
 
-// Positions 0 .. M-1 are sorted by their id, so that the rows of one id are
-// neighbours in order of i: a run. One warp adds a run (for a chunk of columns
-// per lane) to its row of the table, so that no two threads write one element.
-// A run of more than kPartRows rows, of a token that fills half a batch, is cut
-// into parts of that size, whose sums are added in order.
+// Positions 0 .. M-1 are sorted by their id, stably, so that the rows of one id
+// are neighbours in their old order: a run. One warp adds a run (for a chunk of
+// columns per lane) to its row of the table, so that no two threads write one
+// element. A run of more than kPartRows rows, as of a token that fills half a
+// batch, is cut into parts of that size, whose sums are added in order.
 constexpr int64_t kPartRows = kEmbeddingPartRows;
 
 struct IdRuns {
@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The place of element `at` of a table, of which `pieces` are there; -1:
-// nowhere.
+// Where element `at` of the whole table lies in `pieces` of it, laid end to
+// end; -1 if it is in none of them.
 __device__ inline int64_t PlaceIn(const TablePieces& pieces, int64_t at) {
   if (at < pieces.first || at >= pieces.last) return -1;
   at -= pieces.first;

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// Calls op.Run over [0, size). `aligned`: all its spans begin so.
+// Calls op.Run over [0, size). `aligned`: all its spans are (IsAligned).
 template <class Op>
 void MapFlat(cudaStream_t stream, int64_t size, bool aligned, const Op& op) {
   constexpr int64_t kElems = int64_t{kFlatThreads} * kFlatElems;
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// Calls op.Run(row, slice) over rows x cols. `aligned`: all rows begin so.
+// Calls op.Run(row, slice) over rows x cols. `aligned`: all rows are.
 template <class Op>
 void MapRows(cudaStream_t stream, int64_t rows, int64_t cols, bool aligned,
              const Op& op) {

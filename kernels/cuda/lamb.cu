@@ -52,10 +52,10 @@ struct MomentsPass : LambPass {
   }
 };
 
-// A block does a run of a range, as the sums of squares want it. Squares are
-// taken on the way, so that the update is never stored: moves 22 bytes per
-// parameter with 16-bit gradients (p, grad, m and v both ways). Goal: 80 % of
-// copy bandwidth.
+// A block does one run of a range, the unit in which squares are summed. It
+// sums the squares on the way, so that the update is never stored: moves 22
+// bytes per parameter with 16-bit gradients (p, grad, m and v both ways). Goal:
+// 80 % of copy bandwidth.
 template <bool kSplit, class G>
 __global__ void __launch_bounds__(kUpdateThreads)
     MomentsKernel(RangeBatch batch, MomentsPass<kSplit, G> pass, bool aligned,

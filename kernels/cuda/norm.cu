@@ -13,18 +13,18 @@ namespace {
 
 // ---- Groups ----------------------------------------------------------------
 //
-// A group of threads has a row, in chunks: chunk c of lane l begins at column
-// (c * size + l) * 8 (16-bit) or * 4 (fp32). Rows of whole aligned chunks are
-// held in registers, kValues elements per thread: up to kNarrowRow elements by
-// 16 lanes, and eight such rows share a block; wider ones have a block each, of
-// as many warps as they need. Forward, up to 1024 elements are the row of a
-// warp.
+// A group of threads works on one row, in chunks: chunk c of lane l begins at
+// column (c * size + l) * 8 (16-bit) or * 4 (fp32). Rows of whole aligned
+// chunks are held in registers, kValues elements per thread. A row of up to
+// kNarrowRow elements has 16 lanes, and eight such rows share a block; a wider
+// one has a block, of as many warps as it needs, or, forward and up to 1024
+// elements, a warp.
 //
 // Other rows are AnyRow: a block reads its row again for every pass over it and
-// keeps its sums over rows in the workspace. The width alone decides, since
-// arenas, and parameters in them, begin at multiples of 128 bytes. At unaligned
-// addresses rows of more than kNarrowRow elements keep their bits; narrower
-// rows do not.
+// keeps its sums over rows in the workspace. In the engine the width alone
+// decides, since arenas, and parameters in them, begin at multiples of 128
+// bytes. At unaligned addresses rows of more than kNarrowRow elements keep
+// their bits; narrower rows do not.
 
 template <int kLanesOfRow, int kValuesOfThread>
 struct Group {
@@ -33,7 +33,7 @@ struct Group {
   static constexpr int kMaxThreads = kIsBlock ? kMaxRowThreads : 128;
   static constexpr int kRows = kIsBlock ? 1 : 128 / kLanesOfRow;  // of a block
   static constexpr int kMaxWarps = kMaxThreads / kWarpSize;
-  // The blocks of backward that a multiprocessor holds at least.
+  // The least number of blocks of backward that a multiprocessor must hold.
   static constexpr int MinBlocks() {
     if constexpr (kValues == 0) {
       return 1;
@@ -56,9 +56,8 @@ struct Group {
 };
 using AnyRow = Group<0, 0>;
 
-// Calls fn(Group<>, threads of a block) with the group of a row. Forward, a few
-// threads with much work each are the fastest: they wait for one another twice
-// a row.
+// Calls fn(Group<>, threads of a block) with the group of a row. Forward has
+// few threads with much work each: they wait for one another twice a row.
 template <class Fn>
 void WithForwardGroup(int64_t width, bool aligned, const Fn& fn) {
   const bool is_warp = width <= 1024;
@@ -163,7 +162,7 @@ struct Part {
   }
   __device__ void MoveTo(const T*) {}
 };
-// The same, loaded when it is needed, from where it lies.
+// The same, read from memory whenever it is needed.
 template <class T>
 struct Part<T, AnyRow> {
   const T* row;

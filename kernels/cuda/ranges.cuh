@@ -22,7 +22,7 @@ inline constexpr int kUpdateThreads = 256;
 // 4 KiB that every GPU accepts.
 inline constexpr int kRangesPerLaunch = 96;
 
-// Ranges that go into one launch; those without blocks are left out.
+// The ranges of one launch, without empty ones.
 struct RangeBatch {
   int64_t begin[kRangesPerLaunch];
   int64_t end[kRangesPerLaunch];
@@ -79,9 +79,9 @@ inline int64_t BlocksOfRange(const UpdateRange& range) {
   return (range.end - 1) / kBlockElems - range.begin / kBlockElems + 1;
 }
 
-// The values that every rule updates: the fp32 values, and beside them the
-// parameters that the model computes with, or these and the rest of
-// SplitMaster. Once Shifted, all are addressed by the elements of a range.
+// The arrays that every rule updates: fp32 masters or the rests of split ones
+// (SplitMaster), and the parameters that the model computes with. After Shift,
+// all are indexed by the elements of a range.
 struct UpdateSpan {
   explicit UpdateSpan(const UpdateState& state)
       : master(state.splits_master()
@@ -280,7 +280,7 @@ __device__ inline void ForEachSlice(uint32_t index, int64_t begin, int64_t end,
 
 inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 
-// The facts that an update knows about its range.
+// The base of every rule: the arrays, and the constants of the range it is in.
 struct RangePass {
   explicit RangePass(const UpdateState& state) : span(state) {}
 
@@ -294,7 +294,7 @@ struct RangePass {
   float grad_scale = 1, weight_decay = 0;  // once entered
 };
 
-// The part that the rules with moments share.
+// The base of the rules with moments.
 struct MomentPass : RangePass {
   explicit MomentPass(const MomentArgs& args)
       : RangePass(args.state),

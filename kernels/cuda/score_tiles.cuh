@@ -6,9 +6,9 @@
 // memory behind a __syncwarp.
 //
 // The bound: 8 float4 reads of shared memory for 64 FMAs, so about half of the
-// fp32 peak. Device memory is read once per tile of queries and tile of keys
-// and does not matter: its dtype is a value, looked at once per tile, and not a
-// type of the kernels.
+// fp32 peak. Device memory is read once per tile, which is little beside that:
+// hence its dtype is a value that is looked at once per tile, not a template
+// parameter of the kernels.
 #ifndef ZERO_KERNELS_CUDA_SCORE_TILES_CUH_
 #define ZERO_KERNELS_CUDA_SCORE_TILES_CUH_
 

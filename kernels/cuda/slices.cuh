@@ -102,8 +102,8 @@ __device__ inline void Store(T* p, const Slice<N>& slice,
   }
 }
 
-// Whether an address is one of a word; and distances from it, in elements of
-// `dtype`, lead to such addresses. Called on the host.
+// Whether words of 16 bytes may be moved at `p`, and at any multiple of the
+// distances, in elements of `dtype`, from it. Called on the host.
 inline bool IsAligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 }

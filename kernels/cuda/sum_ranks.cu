@@ -5,8 +5,8 @@
 namespace zero::cuda {
 namespace {
 
-// Sources that travel in a kernel's parameters; more are put into the stream's
-// scratch by kernels before, since no host memory may outlive the call.
+// Sources that travel in a kernel's parameters. Earlier kernels store any
+// others in the stream's scratch: a copy would read host memory after the call.
 constexpr int kInline = 64;
 
 struct Sources {
