@@ -1,5 +1,7 @@
 #include "engine/config/print.h"
 
+#include <fnmatch.h>
+
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -218,6 +220,20 @@ std::string Indented(const std::string& text) {
   return out + "\n";
 }
 
+// A key with its type, default and meaning.
+std::string ReferenceText(const KeySpec& key) {
+  std::string doc = key.doc;
+  if (key.applies != nullptr) {
+    absl::StrAppend(&doc, " Only with ", key.applies_to, ".");
+  }
+  const std::string fallback = Fallback(key);
+  return absl::StrCat(
+      key.path, "\n",
+      Indented(absl::StrCat(KindText(key), fallback.empty() ? "" : "; default ",
+                            fallback)),
+      Indented(doc));
+}
+
 std::string Cell(const std::string& text) {
   return absl::StrReplaceAll(text, {{"|", "\\|"}});
 }
@@ -241,22 +257,21 @@ std::string PrintSchema() {
 }
 
 absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern) {
-  const std::string part = absl::AsciiStrToLower(pattern);
-  std::string out;
+  const std::string inside = absl::StrCat("*", pattern, "*");
+  const auto matches = [&](const std::string& text) {
+    return fnmatch(inside.c_str(), text.c_str(), FNM_CASEFOLD) == 0;
+  };
+  std::string by_path, by_doc;
   for (const KeySpec& key : AllKeys()) {
-    if (!absl::StrContains(absl::AsciiStrToLower(key.path), part)) continue;
-    std::string doc = key.doc;
-    if (key.applies != nullptr) {
-      absl::StrAppend(&doc, " Only with ", key.applies_to, ".");
+    if (matches(key.path)) {
+      by_path += ReferenceText(key);
+    } else if (matches(key.doc)) {
+      by_doc += ReferenceText(key);
     }
-    const std::string fallback = Fallback(key);
-    absl::StrAppend(
-        &out, key.path, "\n",
-        Indented(absl::StrCat(KindText(key),
-                              fallback.empty() ? "" : "; default ", fallback)),
-        Indented(doc));
   }
-  if (!out.empty()) return out;
+  if (!by_path.empty()) return by_path;
+  if (!by_doc.empty()) return by_doc;
+  const std::string part = absl::AsciiStrToLower(pattern);
   const std::string near = NearestKey("", part.substr(part.rfind('.') + 1));
   return absl::NotFoundError(absl::StrCat("no key contains ",
                                           JsonQuote(pattern),

@@ -492,6 +492,21 @@ TEST(ReferenceTest, APatternSelectsTheKeysWhosePathsContainIt) {
     ++found;
   }
   EXPECT_EQ(found, 3);
+  const auto keys = [](const std::string& pattern) {
+    std::vector<std::string> names;
+    for (const absl::string_view line :
+         absl::StrSplit(*PrintKeyReference(pattern), '\n', absl::SkipEmpty())) {
+      if (line[0] != ' ') names.emplace_back(line);
+    }
+    return names;
+  };
+  EXPECT_EQ(
+      keys("offload*.device"),
+      (std::vector<std::string>{"zero_optimization.offload_optimizer.device",
+                                "zero_optimization.offload_param.device"}));
+  // No path has these words, but a meaning does.
+  EXPECT_EQ(keys("Steps in a ROW"),
+            std::vector<std::string>{"training.max_consecutive_skips"});
   const auto error = [](const std::string& pattern) {
     return std::string(PrintKeyReference(pattern).status().message());
   };
