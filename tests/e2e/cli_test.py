@@ -1829,7 +1829,21 @@ class CliTest(unittest.TestCase):
                 (["generate"], "zero: CONFIG, or --model DIR"),
                 ([], "zero: A subcommand is required; see zero --help"),
                 (["trian"], 'no command "trian", did you mean train'),
-                (["frobnicate"], 'no command "frobnicate"; zero --help')):
+                (["frobnicate"], 'no command "frobnicate"; want one of train, '
+                                 "eval, "),
+                (["checkpoint", "exprt", "run"],
+                 'no command "checkpoint exprt", did you mean checkpoint '
+                 "export?; see zero checkpoint --help"),
+                (["checkpoint", "run"],
+                 'no command "checkpoint run"; want one of list, show, verify, '
+                 "diff, export; see"),
+                (["train", "config.json", "--resume", "--ranks", "2"],
+                 "--resume lacks its value before --ranks: resume from a "
+                 "checkpoint: auto"),
+                (["checkpoint", "export", "a", "b", "--dtype"],
+                 "--dtype lacks its value: fp32, bf16 or fp16"),
+                (["train", "config.json", "--set", "--ranks=2"],
+                 "--set lacks its value before --ranks=2: override keys")):
             with self.subTest(args=args):
                 result = self.zero(*args)
                 self.assertEqual(result.returncode, 2)

@@ -13,7 +13,9 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "engine/base/exceptions.h"
@@ -132,6 +134,58 @@ std::vector<std::string> Arguments(int argc, char** argv) {
   return arguments;
 }
 
+std::vector<std::string> CommandsOf(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+// Whether `word` needs a value and `next` (null: nothing follows) is none, but
+// another option, which CLI11 would take as one.
+bool LacksValue(const CLI::App& app, const std::string& word,
+                const std::string* next) {
+  const CLI::Option* option = app.get_option_no_throw(word);
+  if (option == nullptr || option->get_expected_min() == 0) return false;
+  return next == nullptr ||
+         (absl::StartsWith(*next, "-") &&
+          app.get_option_no_throw(next->substr(0, next->find('='))) != nullptr);
+}
+
+// The first word that is no command, or the first option that lacks its value,
+// as an error; empty: none.
+std::string FindMistake(const CLI::App& root,
+                        const std::vector<std::string>& arguments) {
+  const CLI::App* app = &root;
+  std::string path;  // "checkpoint " inside that command
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& word = arguments[i];
+    const std::string help = absl::StrCat("; see zero ", path, "--help");
+    const std::string* next =
+        i + 1 < arguments.size() ? &arguments[i + 1] : nullptr;
+    if (absl::StartsWith(word, "-")) {
+      if (!LacksValue(*app, word, next)) continue;
+      return absl::StrCat(word, " lacks its value",
+                          next == nullptr ? "" : " before " + *next, ": ",
+                          app->get_option(word)->get_description(), help);
+    }
+    const std::vector<std::string> commands = CommandsOf(*app);
+    if (commands.empty()) continue;
+    if (!absl::c_linear_search(commands, word)) {
+      const std::vector<std::string> near = NearestNames(word, commands, 1);
+      return absl::StrCat(
+          "no command \"", path, word, "\"",
+          near.empty() ? "; want one of " + absl::StrJoin(commands, ", ")
+                       : absl::StrCat(", did you mean ", path, near[0], "?"),
+          help);
+    }
+    app = app->get_subcommand(word);
+    absl::StrAppend(&path, word, " ");
+  }
+  return "";
+}
+
 int Main(int argc, char** argv) {
   CLI::App app{"zero: trains transformer models from JSON config files"};
   app.require_subcommand(1);
@@ -171,18 +225,10 @@ int Main(int argc, char** argv) {
     commands.emplace_back(sub, std::move(run));
   }
   std::vector<std::string> arguments = Arguments(argc, argv);
-  if (!arguments.empty() && arguments[0][0] != '-') {
-    std::vector<std::string> names;
-    for (const auto& command : kCommands) names.push_back(command.name);
-    if (std::find(names.begin(), names.end(), arguments[0]) == names.end()) {
-      const std::vector<std::string> near =
-          NearestNames(arguments[0], names, 1);
-      std::fprintf(stderr,
-                   "zero: no command \"%s\"%s; zero --help lists them\n",
-                   arguments[0].c_str(),
-                   near.empty() ? "" : (", did you mean " + near[0]).c_str());
-      return 2;
-    }
+  if (const std::string mistake = FindMistake(app, arguments);
+      !mistake.empty()) {
+    std::fprintf(stderr, "zero: %s\n", mistake.c_str());
+    return 2;
   }
   try {
     // CLI11 takes the last argument first.
