@@ -135,10 +135,13 @@ absl::Status Trainer::PlanSteps() {
 }
 
 absl::StatusOr<RunSummary> Trainer::Run() {
-  PrintStart(loaded_, *report_, *data_, loader_->sampler(),
-             eval_loader_ == nullptr ? 0 : eval_loader_->num_targets(),
-             record_.step, scaling_, console_);
-  report_->PrintDeviceNotes();
+  // A finished run has said so, and takes no steps to describe.
+  if (record_.step < total_steps_) {
+    PrintStart(loaded_, *report_, *data_, loader_->sampler(),
+               eval_loader_ == nullptr ? 0 : eval_loader_->num_targets(),
+               record_.step, scaling_, console_);
+    report_->PrintDeviceNotes();
+  }
   absl::Status status = AbortOnThrow([this]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(TakeSteps());
     ZERO_RETURN_IF_ERROR(CheckFinite(executor(), config_, record_));

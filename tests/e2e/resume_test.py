@@ -113,6 +113,9 @@ class ResumeTest(RunsTest):
                       "is trained; to continue it, raise training.steps" % steps,
                       again)
         self.assertIn("\nalready done\n", again)
+        for words in ("zero train\n", "\n  memory "):  # of steps to take
+            self.assertIn(words, once)
+            self.assertNotIn(words, again)
 
     def test_a_finished_run_is_not_repeated_by_the_command_that_continues_it(self):
         ends = ["--set", "training.save_every=0", "training.steps=12",

@@ -29,6 +29,22 @@
 namespace zero {
 namespace {
 
+std::string PeakText(const RunSummary& summary, const RunOptions& run) {
+  const auto resident = static_cast<double>(PeakResidentBytes());
+  // On the CPU the process holds the ranks' memory.
+  const std::string planned = absl::StrCat(HumanBytes(summary.peak_bytes),
+                                           " of ", Counted(run.ranks, "rank"));
+  std::string text =
+      absl::StrCat(run.device == "cpu" ? "" : planned + " on the device; ",
+                   "the process ", HumanBytes(resident), " at its peak",
+                   run.device == "cpu" ? "; predicted " + planned : "");
+  if (summary.host_bytes > 0) {
+    absl::StrAppend(&text, "; ", HumanBytes(summary.host_bytes),
+                    " of the ranks' memory is on the host");
+  }
+  return text;
+}
+
 void PrintSummary(const RunSummary& summary, const Config& config,
                   const RunOptions& run, const std::string& link,
                   Console* console) {
@@ -56,19 +72,10 @@ void PrintSummary(const RunSummary& summary, const Config& config,
          absl::StrFormat("%.4f, perplexity %.2f", summary.validation_loss,
                          std::exp(summary.validation_loss))});
   }
-  const auto resident = static_cast<double>(PeakResidentBytes());
-  // On the CPU the process holds the ranks' memory.
-  const std::string planned = absl::StrCat(HumanBytes(summary.peak_bytes),
-                                           " of ", Counted(ranks, "rank"));
-  std::string memory =
-      absl::StrCat(run.device == "cpu" ? "" : planned + " on the device; ",
-                   "the process ", HumanBytes(resident), " at its peak",
-                   run.device == "cpu" ? "; predicted " + planned : "");
-  if (summary.host_bytes > 0) {
-    absl::StrAppend(&memory, "; ", HumanBytes(summary.host_bytes),
-                    " of the ranks' memory is on the host");
-  }
-  rows.push_back({"memory", memory});
+  // Without steps it would be the memory of loading alone.
+  const bool took_steps =
+      summary.resumed_at.empty() || summary.resumed_at.back() < summary.steps;
+  if (took_steps) rows.push_back({"memory", PeakText(summary, run)});
   if (!summary.wire.empty()) {
     rows.push_back({"wire per step and rank", summary.wire});
   }
@@ -114,8 +121,6 @@ void PrintSummary(const RunSummary& summary, const Config& config,
   if (summary.interrupted && !summary.checkpoint.empty()) {
     rows.push_back({"to resume", "the same command with --resume auto"});
   }
-  const bool took_steps =
-      summary.resumed_at.empty() || summary.resumed_at.back() < summary.steps;
   console->Table(summary.interrupted ? "stopped"
                  : took_steps        ? "done"
                                      : "already done",
