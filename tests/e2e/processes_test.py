@@ -101,6 +101,8 @@ class ProcessesTest(RunsTest):
             text = self.end(self.start(
                 command + ["training.steps=%d" % steps, *resume]))
             self.assertEqual("resumed" in text, steps > 4, text)
+        self.assertIn("--resume lacks its value: auto, latest", self.end(
+            self.start(command + ["--resume", "--ranks", "1"]), code=2))
 
     def test_no_process_promises_a_checkpoint_that_one_could_not_write(self):
         # A file size limit stands in for a full disk.

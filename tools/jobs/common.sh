@@ -61,7 +61,11 @@ take_resume() {  # CONFIG OPTIONS...
     case $1 in
       --elastic|--hostfile|--max-restarts)
         say "$1 is the script's own option: it comes before CONFIG"; usage ;;
-      --resume) (($# > 1)) || usage; resume=$2; shift ;;
+      --resume)
+        case ${2:-} in
+          ''|-*) say "--resume lacks its value: auto, latest or a checkpoint's folder"; usage ;;
+        esac
+        resume=$2; shift ;;
       --resume=*) resume=${1#*=} ;;
       *) words+=("$1") ;;
     esac
