@@ -152,6 +152,27 @@ class ResumeTest(RunsTest):
         text = self.train("short", *ends, "training.steps=3", "--resume", "auto")
         self.assertRegex(text, r"weights +random, seed")
 
+    def test_a_second_signal_ends_a_run_whose_rank_hangs(self):
+        self.train("whole")
+        run = self.start("run", "--inject-fault", "1:13:stop")
+        self.wait_for_steps(run, "run", 12)
+        run.send_signal(signal.SIGINT)
+        told = run.stderr.readline() + run.stderr.readline()
+        self.assertIn("stopping after the current step; a rank that hangs in it "
+                      "is given up after 300 s (communication.timeout_seconds); "
+                      "interrupt again to stop at once\n", told)
+        self.assertIsNone(run.poll())
+        run.send_signal(signal.SIGTERM)
+        _, stderr = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 143, stderr)
+        self.assertIn("stopped at once; ", stderr)
+        # Its checkpoints stay as they were.
+        self.assertGreaterEqual(self.newest("run"), 5)
+        subprocess.run([ZERO, "checkpoint", "verify", "run"], cwd=self.folder,
+                       check=True, capture_output=True)
+        self.train("run", "--resume", "auto")
+        self.expect_equal("run", "whole")
+
     def test_a_run_whose_time_is_over_says_that_it_wants_to_go_on(self):
         run = self.start("run", "--set", "training.max_minutes=0.1", "--set",
                          "training.steps=1000000")

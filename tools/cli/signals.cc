@@ -5,8 +5,10 @@
 
 #include <csignal>
 #include <cstdio>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -15,7 +17,9 @@ namespace {
 
 std::atomic<bool> stop_requested{false};
 std::atomic<bool> terminated{false};  // the first signal was SIGTERM
-std::atomic<bool> quiet{false};
+std::mutex mutex;
+// Guarded by the mutex; never destroyed, since the thread outlives main.
+std::string& stopping = *new std::string("stopping after the current step");
 
 sigset_t StopSignals() {
   sigset_t signals;
@@ -42,16 +46,19 @@ void TakeSignals(const sigset_t& signals, const std::string& left) {
           write(STDERR_FILENO, left.data(), left.size());
       _exit(128 + signal);
     }
-    if (quiet) continue;
-    std::fputs(
-        "\nstopping after the current step (interrupt again to stop at once)\n",
-        stderr);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (stopping.empty()) continue;
+    std::fprintf(stderr, "\n%s; interrupt again to stop at once\n",
+                 stopping.c_str());
   }
 }
 
 }  // namespace
 
-void QuietStopSignals() { quiet = true; }
+void SayWhenStopping(std::string line) {
+  std::lock_guard<std::mutex> lock(mutex);
+  stopping = std::move(line);
+}
 
 int StopExitCode() { return terminated ? 128 + SIGTERM : 128 + SIGINT; }
 

@@ -20,8 +20,9 @@ namespace zero {
 // REQUIRES: called once, before anything that may enter OpenMP.
 const std::atomic<bool>* InstallStopSignals(std::string left = "");
 
-// Says nothing at the first signal: rank 0 does.
-void QuietStopSignals();
+// What the first signal prints: what the run still waits for. Empty: nothing,
+// since another process does. Default: "stopping after the current step".
+void SayWhenStopping(std::string line);
 
 // The exit status after such a signal: 143 after SIGTERM, as schedulers expect,
 // 130 after the others.
