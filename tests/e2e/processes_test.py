@@ -104,6 +104,26 @@ class ProcessesTest(RunsTest):
         self.assertIn("--resume lacks its value: auto, latest", self.end(
             self.start(command + ["--resume", "--ranks", "1"]), code=2))
 
+    def test_the_script_starts_again_after_a_crash_before_training(self):
+        # The first process of the first start crashes, as in MPI_Init.
+        with open(self.path("crashes_once"), "w") as file:
+            file.write("#!/bin/bash\n"
+                       "if [ $1 = train ] && mkdir started; then\n"
+                       "  kill -SEGV $$\n"
+                       "fi\n"
+                       "exec %s \"$@\"\n" % ZERO)
+        os.chmod(self.path("crashes_once"), 0o755)
+        script = os.path.join(ROOT, "tools", "jobs", "mpirun.sh")
+        command = ["env", "ZERO=" + self.path("crashes_once"), script,
+                   "--max-restarts", "1", "run.json", "--threads", "1", "--set",
+                   "training.out_dir=script"]
+        self.assertIn("zero ended with status 139; start 2, after nothing",
+                      self.end(self.start(command)))
+        # What zero refuses is not tried again.
+        self.assertIn("training did not start, for the reason above: giving up",
+                      self.end(self.start(command + ["--model", "none"]),
+                               code=1))
+
     def test_no_process_promises_a_checkpoint_that_one_could_not_write(self):
         # A file size limit stands in for a full disk.
         zero = self.arguments("full", 1, ("training.steps=100000",

@@ -7,8 +7,9 @@
 #
 #   --hostfile FILE    Open MPI's: "node1 slots=1" a line; one process a slot
 #   -n PROCESSES       default: one for each slot; without a hostfile 2, here
-#   --max-restarts N   start again, up to N times, a run that failed and has
-#                      written a checkpoint since it was started (default 0)
+#   --max-restarts N   start again, up to N times, a run that crashed before
+#                      training, as in MPI_Init, or that failed and has written
+#                      a checkpoint since it was started (default 0)
 #   --elastic MIN:MAX  each start uses the hosts of the file that answer, at
 #                      most MAX and at least MIN, with the same global batch
 #
@@ -20,7 +21,7 @@ mpirun=${MPIRUN:-mpirun}             # the mpirun of the MPI zero is built with
 zero=${ZERO:-out/zero}               # the program, at this path on all hosts
 source "$(dirname "$0")/common.sh" || exit 2
 
-usage() { sed -n '5,18s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '5,19s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 hostfile= processes= max_restarts=0 elastic=
 while (($#)); do
   case $1 in
@@ -157,7 +158,9 @@ for ((restart = 0; ; ++restart)); do
   if [ -n "$stopped" ] || [ $code -eq $paused ]; then exit $code; fi
   ((restart < max_restarts)) || exit $code
   failed_on= failure="training did not start, for the reason above"
-  if [ "$(run_in "$folder")" = "$run_before" ]; then failed_on="on $hosts"
+  if [ "$(run_in "$folder")" = "$run_before" ]; then
+    # SIGABRT, SIGBUS and SIGSEGV are no refusals, which would come again.
+    case $code in 134|135|139) ;; *) failed_on="on $hosts" ;; esac
   elif [ "$(newest "$folder")" = "$before" ]; then
     failed_on="on $hosts" failure="no checkpoint since its start"
   else resume=auto
