@@ -1,7 +1,5 @@
 #include "engine/comm/nccl/link.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -14,6 +12,7 @@
 #include "engine/base/exceptions.h"
 #include "engine/base/status.h"
 #include "engine/comm/channel.h"
+#include "engine/comm/launch.h"
 #include "engine/comm/nccl/transfers.h"
 #include "kernels/check.h"
 #include "kernels/cuda/check.h"
@@ -27,9 +26,10 @@ absl::Duration WatchPeriod(absl::Duration timeout) {
                   absl::Milliseconds(100));
 }
 
-// Between two looks at what NCCL does in the background: mostly it is done at
-// once, the first collective of a communicator takes a second. A sleep is never
-// short: Linux adds 50 us of slack, and the launching thread would be late.
+// The wait between two looks at NCCL's background work. Mostly that is done at
+// once, and a sleep, to which Linux adds 50 us, would delay the launching
+// thread: the first waits only yield. The first collective of a communicator
+// takes a second.
 class Pause {
  public:
   void Wait() {
@@ -45,15 +45,9 @@ class Pause {
   absl::Duration pause_ = absl::Microseconds(5);
 };
 
-std::string HostName() {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
 std::string ProgressKey(int rank) { return absl::StrCat("progress/", rank); }
 
-// "unhandled system error: ...", with what NCCL says of it, and the remedy.
+// "unhandled system error: ...", with NCCL's details and the remedy.
 std::string ErrorText(ncclResult_t result) {
   const char* const last = ncclGetLastError(nullptr);  // of the process
   const bool says = last != nullptr && last[0] != '\0';
@@ -390,8 +384,8 @@ absl::Status NcclLink::AwaitCause(const absl::Status& own) {
   const absl::Time deadline =
       absl::Now() + std::min(timeout_ / 4, absl::Seconds(1));
   while (absl::Now() < deadline) {
-    const absl::Status told = StoredFailure(*store_);
-    if (!told.ok()) return told;
+    const absl::Status stored = StoredFailure(*store_);
+    if (!stored.ok()) return stored;
     absl::SleepFor(WatchPeriod(timeout_));
   }
   return own;
@@ -400,12 +394,12 @@ absl::Status NcclLink::AwaitCause(const absl::Status& own) {
 void NcclLink::FailLate(const NcclChannel& channel,
                         const CollectiveMark& call) {
   if (!status().ok()) return;
-  RanksProgress told;
+  RanksProgress published;
   for (int rank = 0; rank < world_; ++rank) {
     const auto text = store_->Get(ProgressKey(rank));
     if (!text.ok() || !text->has_value()) continue;
     for (const ChannelProgress& one : ParseProgress(**text)) {
-      told[one.channel][rank] = one;
+      published[one.channel][rank] = one;
     }
   }
   const Diagnosis found = Diagnose({.backend = "nccl",
@@ -414,15 +408,14 @@ void NcclLink::FailLate(const NcclChannel& channel,
                                     .members = channel.members,
                                     .call = call,
                                     .timeout = timeout_},
-                                   told);
+                                   published);
   Fail(found.status, found.missing);
 }
 
 // ---- The watch ------------------------------------------------------------
 
-// While one exists the watch is inside a call of CUDA or NCCL, which may wait
-// for a lock of the driver, and the driver for a GPU: forever, in the worst
-// case.
+// Exists while the watch is in a call of CUDA or NCCL. Such a call may wait for
+// a lock of the driver, and its holder for a GPU: in the worst case forever.
 class NcclLink::DriverCall {
  public:
   explicit DriverCall(std::atomic<int64_t>& since) : since_(since) {
@@ -505,22 +498,22 @@ void NcclLink::CheckTimeouts() {
     late = first->mark;
   }
   if (late_channel == nullptr) return;
-  told_ = absl::InfinitePast();
+  published_at_ = absl::InfinitePast();
   PublishProgress();
   // The timeouts of other ranks end now too: let them publish where they are.
   absl::SleepFor(WatchPeriod(timeout_));
   FailLate(*late_channel, late);
 }
 
-// REQUIRES: state_ is free: launches need it, and must not wait as well.
+// REQUIRES: state_ is not held: the call may block, and launches take state_.
 bool NcclLink::HasPassed(const Event& event) {
   const DriverCall call(*in_driver_since_);
   return event.IsDone();
 }
 
-// The oldest that has not ended; those before it are taken away. Null: none.
-// It stays where it is until the watch takes it away: what is added to a deque
-// moves nothing.
+// The oldest call that has not ended, or null; removes those that have. The
+// call stays where it is until the watch removes it: adding to a deque moves
+// nothing.
 NcclCall* NcclLink::FirstInFlight(NcclChannel& channel) {
   while (true) {
     NcclCall* first = nullptr;
@@ -541,7 +534,9 @@ NcclCall* NcclLink::FirstInFlight(NcclChannel& channel) {
 
 // Publishes this rank's position for the messages of others that wait for it.
 void NcclLink::PublishProgress() {
-  if (absl::Now() - told_ < std::min(timeout_ / 4, absl::Seconds(1))) return;
+  if (absl::Now() - published_at_ < std::min(timeout_ / 4, absl::Seconds(1))) {
+    return;
+  }
   std::string text;
   {
     std::lock_guard<std::mutex> lock(state_);
@@ -549,16 +544,16 @@ void NcclLink::PublishProgress() {
     for (const auto& channel : channels_) {
       all.push_back(channel->progress);
       all.back().channel = channel->name;
-      // A host that waits for its peers is as much inside as a stream.
+      // A host that waits for its peers counts as inside, as a stream does.
       if (all.back().inside.number == 0) {
         all.back().inside = channel->launching;
       }
     }
     text = ProgressText(all);
   }
-  told_ = absl::Now();
-  if (text == progress_) return;
-  progress_ = text;
+  published_at_ = absl::Now();
+  if (text == published_) return;
+  published_ = text;
   store_->Put(ProgressKey(rank_), text).IgnoreError();
 }
 

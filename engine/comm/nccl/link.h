@@ -139,8 +139,9 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   bool closing_ = false;
   std::condition_variable close_;
 
-  absl::Time told_ = absl::InfinitePast();  // the watch's own
-  std::string progress_;
+  // PublishProgress's text and when it ran last; used by the watch alone.
+  std::string published_;
+  absl::Time published_at_ = absl::InfinitePast();
   // When the watch entered the CUDA or NCCL call it is in, by ToUnixNanos; 0 if
   // it is in none.
   const std::shared_ptr<std::atomic<int64_t>> in_driver_since_ =

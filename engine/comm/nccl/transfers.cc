@@ -40,7 +40,7 @@ ncclResult_t ForEachSegment(const NcclPlace& place,
 ncclResult_t Exchange(const NcclPlace& place, const void* send, void* recv,
                       int64_t bytes) {
   for (int step = 1; step < place.world; ++step) {
-    // Every rank begins at another one.
+    // Each rank begins with a different peer.
     const int to = (place.rank + step) % place.world;
     const int from = (place.rank - step + place.world) % place.world;
     ncclResult_t result = ncclSend(At(send, to * bytes), bytes, ncclUint8, to,
@@ -118,9 +118,8 @@ void EnqueueSums(const NcclPlace& place, Stream& stream,
       place, collective, [&](const CollectiveSegment& segment, char* staging) {
         const int64_t piece = segment.elems / place.world;
         const int64_t bytes = Bytes(collective, piece);
-        std::vector<const void*> src = {staging};
+        std::vector<const void*> src(narrow ? place.world : 1, staging);
         for (int r = 0; narrow && r < place.world; ++r) {
-          src.resize(place.world);
           src[r] = At(r == place.rank ? segment.send : staging, r * bytes);
         }
         const Vector dst{segment.recv, collective.dtype, piece};
