@@ -66,8 +66,8 @@ struct Fp16Config {
 
 // Whether vocabulary tables are in parts (engine/zero/plan.h).
 enum class VocabularyParts {
-  kAuto,  // if gradients are sharded, and it saves enough memory
-  kOn,    // if gradients are sharded
+  kAuto,  // if it saves enough memory, or hides communication for little
+  kOn,    // if there are several ranks
   kOff,
 };
 

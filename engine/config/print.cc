@@ -273,7 +273,7 @@ absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern) {
   if (!by_doc.empty()) return by_doc;
   const std::string part = absl::AsciiStrToLower(pattern);
   const std::string near = NearestKey("", part.substr(part.rfind('.') + 1));
-  return absl::NotFoundError(absl::StrCat("no key contains ",
+  return absl::NotFoundError(absl::StrCat("no key's name or meaning contains ",
                                           JsonQuote(pattern),
                                           near.empty() ? KnownKeys("") : near));
 }

@@ -21,8 +21,8 @@ std::string PrintResolvedJson(const Config& config);
 // JSON Schema (draft 2020-12) of a config file, for editors.
 std::string PrintSchema();
 
-// The keys whose paths contain `pattern`, else those whose meaning does: path,
-// type and default, meaning. Case is ignored, and "*" is any text.
+// The keys whose paths contain `pattern`, a shell pattern, else those whose
+// meaning does: path, type and default, meaning. Case is ignored.
 // Errors: NotFound, with similar keys.
 absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern = "");
 

@@ -147,6 +147,10 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
     notes.push_back(absl::StrCat("the vocabulary is in ", part.count,
                                  " parts of ", WithCommas(part.rows),
                                  " rows: zero_optimization.vocabulary_parts"));
+  } else if (zero.vocabulary_parts == VocabularyParts::kOn) {
+    notes.push_back(
+        "zero_optimization.vocabulary_parts on changes nothing: the table is "
+        "no larger than a part, or no other rank shares it");
   }
   return notes;
 }

@@ -59,11 +59,12 @@ absl::Status CheckRows(const Config& config) {
 }
 
 // Whether the head's table is worth computing in parts. With replicated
-// gradients they save no memory, but a part's gradient is reduced while the
-// others' are computed: if logits need not be recomputed. With sharded ones,
-// two parts replace the table and its gradient, which must save a quarter of
-// the model states, or, if the head waits for the lookup and computes five
-// products instead of three, all of them. A function of only shapes.
+// gradients, a part's gradient is reduced while the next one's is computed.
+// That pays if all logits of a micro-batch are kept, so that none is
+// recomputed, and take at most a sixteenth of the model states. With sharded
+// gradients, two parts replace the table and its gradient. That must save a
+// quarter of the model states, or all of them if the head waits for the lookup:
+// it then computes five products instead of three. A function of only shapes.
 bool VocabularyPartsPay(const Config& config, const Plan& plan,
                         const OpSizes& sizes) {
   const PlannedUnit& last =
@@ -80,15 +81,16 @@ bool VocabularyPartsPay(const Config& config, const Plan& plan,
                              .w = {nullptr, dtype, rows, width, width}}));
   const bool keeps_logits =
       !last.head_waits && logits <= MaxKeptLogitsBytes(plan, options);
+  const int64_t states = StateBytes(plan, options);
   if (!plan.shards_gradients()) {
-    return keeps_logits && options.overlap && last.trained_elems > 0;
+    return keeps_logits && logits <= states / 16 && options.overlap &&
+           last.trained_elems > 0;
   }
   int64_t bytes = DTypeBytes(config.grad_accum_dtype);  // of an element
   if (plan.shards_parameters()) bytes += DTypeBytes(dtype);
   int64_t saved =
       bytes * width * std::max<int64_t>(rows - 2 * last.part.rows, 0);
   if (keeps_logits) saved -= logits;
-  const int64_t states = StateBytes(plan, options);
   return saved > (last.head_waits ? states : states / 4);
 }
 

@@ -715,11 +715,9 @@ EmbeddingBackwardArgs Executor::RowsArgs(int table,
       .dtable = {grad.data(), grad.dtype(), shape[0], shape[1], shape[1]},
       .accumulate = true};
   if (grads.sharded() || planned.part.count > 1) {
-    const Segment& first = planned.segments[0];
-    const Segment own =
-        grads.sharded() ? plan_.Shard(first, rank_->rank()) : first;
-    args.pieces = {first.elems, own.begin, own.elems, parameter.first,
-                   parameter.first + parameter.elems};
+    const Segment own = grads.LocalRange({table, 0});
+    args.pieces = {planned.segments[0].elems, own.begin, own.elems,
+                   parameter.first, parameter.first + parameter.elems};
   }
   return args;
 }

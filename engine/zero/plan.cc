@@ -575,9 +575,11 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
       plan.placement.gradients = options.placement.gradients;
     }
   }
-  // Alone on its device, a table gains nothing.
-  const bool in_parts =
-      options.vocabulary_parts && (plan.world > 1 || plan.shards_gradients());
+  // With full gradients, parts gain nothing on one rank; with only parameters
+  // sharded, among one, they would be fetched more often than the table.
+  const bool in_parts = options.vocabulary_parts &&
+                        (plan.shards_gradients() ||
+                         (plan.world > 1 && !plan.shards_parameters()));
   int64_t number = 0;  // of units that have parameters, a table's parts as one
   for (PlannedUnit& unit : PlanUnits(units, in_parts, options)) {
     if (unit.owner == static_cast<int>(plan.units.size())) ++plan.num_computing;

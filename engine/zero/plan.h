@@ -13,8 +13,8 @@
 // into parts of whole rows, none larger than the largest other unit. Segments
 // never cross a part, and products with the table go part by part. With
 // `vocabulary_parts` each part is a unit, with the same bits: the lookup and
-// the head compute part by part, and the first part's gradient is reduced while
-// the others' are computed. If they are sharded, neither the table nor its
+// the head compute part by part, and a part's gradient is reduced while the
+// next one's is computed. If they are sharded, neither the table nor its
 // gradient is full on a rank. The head recomputes its logits in backward,
 // unless a micro-batch has few.
 //

@@ -115,7 +115,8 @@ __global__ void __launch_bounds__(kFlatThreads)
   }
 }
 
-// Calls op.Run(row, slice) over rows x cols. `aligned`: all rows are.
+// Calls op.Run(row, slice) over rows x cols. `aligned`: all rows are
+// IsAligned.
 template <class Op>
 void MapRows(cudaStream_t stream, int64_t rows, int64_t cols, bool aligned,
              const Op& op) {

@@ -233,7 +233,7 @@ void CudaOps::LambMoments(Stream& stream, const LambArgs& args) {
   CheckUpdateState("LambMoments", args.state);
   ZERO_CHECK_EQ(args.parts.size(), args.state.ranges.size());
   ZERO_CUDA_WITH_FLOAT_TYPE(args.state.grad.dtype, G, {
-    // Only bf16 parameters split their masters.
+    // fp16 gradients are of fp16 parameters, whose masters are not split.
     constexpr bool kMaySplit = !std::is_same_v<G, F16>;
     if (kMaySplit && args.state.splits_master()) {
       Moments<kMaySplit, G>(stream, args);

@@ -55,8 +55,8 @@ inline constexpr int kTileBlocks = kTileElems / kSquareBlock;
 inline constexpr int kTileWords = kTileBlocks * (kSquareBlock + 8);
 __device__ inline int TileWord(int k) { return k + k / kSquareBlock * 8; }
 
-// Sets sums[0 .. kTileBlocks) to the sums of squares of the blocks of `tile`,
-// whose run has `left` elements from it on; if that is not above 0, they are 0.
+// Sets sums[0 .. kTileBlocks) to the sums of squares of the blocks of `tile`.
+// `left`: elements of the run from the tile's first on; blocks beyond are 0.
 // All threads call it, with a barrier before and after.
 __device__ inline void SumTileSquares(const float* tile, int64_t left,
                                       double* sums) {

@@ -365,6 +365,31 @@ class CliTest(unittest.TestCase):
                        "--set", "zero_optimization.vocabulary_parts=off")
         self.assertNotIn("vocabulary is in", text)
 
+    def test_with_few_logits_the_vocabulary_is_in_parts_at_stage_0(self):
+        def has_parts(*sets, length=8, tied=True):
+            model = {"model_type": "llama", "num_hidden_layers": 1,
+                     "hidden_size": 64, "num_attention_heads": 2,
+                     "intermediate_size": 128, "vocab_size": 50257,
+                     "tie_word_embeddings": tied}
+            text = self.ok("plan", "config.json", "--no-step", "--ranks", "2",
+                           "--set", "train_batch_size=2",
+                           "--set", "train_micro_batch_size_per_gpu=1",
+                           "--set", "data.sequence_length=%d" % length,
+                           "--set", "model=" + json.dumps(model), *sets)
+            return "note: the vocabulary is in " in text
+        for stage in "01":
+            at = ("--set", "zero_optimization.stage=" + stage)
+            self.assertTrue(has_parts(*at))
+            self.assertTrue(has_parts(*at, tied=False))
+            # Nothing to hide; too many logits; a gradient that the lookup and
+            # the head write together.
+            self.assertFalse(has_parts(
+                *at, "--set", "zero_optimization.overlap_comm=false"))
+            self.assertFalse(has_parts(*at, length=64))
+            self.assertFalse(has_parts(
+                *at, "--set", "gradient_accumulation_steps=4096",
+                "--set", "train_batch_size=8192"))
+
     def test_a_billion_parameters_on_many_ranks_take_less_than_a_gigabyte(self):
         # The vocabulary is four blocks large, and its gradient is dense, the
         # head's and the lookup's. Yet only blocks are at the peak: one or two
@@ -1854,7 +1879,7 @@ class CliTest(unittest.TestCase):
         for words, error in ((["bf16", "fp16"], "takes one PATTERN"),
                              (["--differences"], "print one at a time")):
             self.assertIn(error, self.error("config", "--keys", *words))
-        self.assertIn('--keys: no key contains "kep_last"; did you mean '
+        self.assertIn('--keys: no key\'s name or meaning contains "kep_last"; did you mean '
                       '"training.keep_last"?',
                       self.error("config", "--keys", "kep_last"))
         self.assertEqual(self.ok("help", "eval"), self.ok("eval", "--help"))

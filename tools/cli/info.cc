@@ -92,7 +92,7 @@ Command AddConfig(CLI::App& app) {
   app.add_option_function<std::string>(
          "--keys", [flags](const std::string& text) { flags->keys = text; },
          "print every key, default and meaning, or those whose name, or else "
-         "meaning, contains PATTERN (\"*\" is any text)")
+         "meaning, contains a shell PATTERN (\"*\": any text)")
       ->expected(0, 1)
       ->type_name("[PATTERN]")
       ->trigger_on_parse();

@@ -594,8 +594,8 @@ void Print(const Memory& memory, const MemoryFlags& flags) {
   PrintTable(memory.rows);
   absl::PrintF(
       "note: * is the config's own; fixed: what the program, its libraries and "
-      "a GPU's context take; on the CPU zero train measures it after loading "
-      "data and first kernels, some MiB more\n"
+      "a GPU's context take; on the CPU zero train measures this after it has "
+      "loaded data and run its first kernels, and finds some MiB more\n"
       "note: computed again in backward: keep_all nothing; off norms, GELU and "
       "SwiGLU; selective and full by granularity\n");
   PrintFormulaNotes(memory.rows);

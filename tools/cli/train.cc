@@ -177,9 +177,8 @@ void NoteBusyCores(const RunOptions& run, LoadedConfig* loaded) {
       ", and slow: leave it out to divide the cores over the ranks"));
 }
 
-// What a run waits for after a signal; empty: rank 0 says it.
+// What a run waits for after a signal.
 std::string StoppingText(const RunOptions& run, const Config& config) {
-  if (!IsRankZero(run)) return "";
   const std::string step = "stopping after the current step";
   if (run.ranks == 1) return step;
   return absl::StrCat(step, "; a rank that hangs in it is given up after ",
@@ -192,6 +191,7 @@ absl::Status Train(TrainFlags flags) {
       "; training.out_dir has what this run had completed: metrics.jsonl up to "
       "the last reported step, summary.json and weights if written");
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
+  if (!IsRankZero(flags.run)) SayWhenStopping("");
   const TraceFiles trace_files(flags.run, flags.trace);
   if (!flags.resume.empty()) {
     flags.run.sets.push_back(
@@ -203,10 +203,10 @@ absl::Status Train(TrainFlags flags) {
   }
   ZERO_ASSIGN_OR_RETURN(LoadedConfig loaded,
                         LoadRunConfig(flags.run, MissingFiles::kError));
-  SayWhenStopping(StoppingText(flags.run, loaded.config));
+  const bool prints = IsRankZero(flags.run);
+  if (prints) SayWhenStopping(StoppingText(flags.run, loaded.config));
   NoteBusyCores(flags.run, &loaded);
   ZERO_RETURN_IF_ERROR(ChooseBackend(flags.run, loaded.config).status());
-  const bool prints = IsRankZero(flags.run);
   // Under mpirun stdout is a pseudo-terminal even if its output goes to a file.
   const bool is_terminal = !flags.run.launch && isatty(STDOUT_FILENO);
   Console console(prints ? stdout : nullptr, is_terminal);

@@ -159,7 +159,7 @@ for ((restart = 0; ; ++restart)); do
   ((restart < max_restarts)) || exit $code
   failed_on= failure="training did not start, for the reason above"
   if [ "$(run_in "$folder")" = "$run_before" ]; then
-    # SIGABRT, SIGBUS and SIGSEGV are no refusals, which would come again.
+    # A refusal would come again; SIGABRT, SIGBUS or SIGSEGV may not.
     case $code in 134|135|139) ;; *) failed_on="on $hosts" ;; esac
   elif [ "$(newest "$folder")" = "$before" ]; then
     failed_on="on $hosts" failure="no checkpoint since its start"

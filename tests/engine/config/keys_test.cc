@@ -283,9 +283,6 @@ std::vector<UnreadCase> UnreadCases() {
        {"zero_optimization.stage=3",
         "zero_optimization.allgather_bucket_size=100"},
        "only zero_optimization.stage 1 and 2 gather updated parameters"},
-      {"zero_optimization.vocabulary_parts",
-       {"zero_optimization.vocabulary_parts=on"},
-       "only zero_optimization.stage 2 and 3 shard gradients"},
       {"zero_optimization.stage3_model_persistence_threshold",
        {"zero_optimization.stage=3",
         "zero_optimization.stage3_model_persistence_threshold=100"},
@@ -510,11 +507,13 @@ TEST(ReferenceTest, APatternSelectsTheKeysWhosePathsContainIt) {
   const auto error = [](const std::string& pattern) {
     return std::string(PrintKeyReference(pattern).status().message());
   };
-  EXPECT_EQ(error("sequense_length"),
-            "no key contains \"sequense_length\"; did you mean "
-            "\"data.sequence_length\"?");
+  EXPECT_EQ(
+      error("sequense_length"),
+      "no key's name or meaning contains \"sequense_length\"; did you mean "
+      "\"data.sequence_length\"?");
   EXPECT_EQ(error("optimizer.learning_rate"),
-            "no key contains \"optimizer.learning_rate\"; did you mean "
+            "no key's name or meaning contains \"optimizer.learning_rate\"; "
+            "did you mean "
             "\"optimizer.params.lr\"?");
 }
 

@@ -71,6 +71,13 @@ TEST(RankNotesTest, WhatOneRankDoesNotReadIsNamedAtOnce) {
   EXPECT_THAT(RankNotes(plain, PlanAt(0, plain, /*world=*/1)), IsEmpty());
 }
 
+TEST(RankNotesTest, PartsOfATableThatIsNotDividedChangeNothing) {
+  const LoadedConfig loaded = Load({"zero_optimization.vocabulary_parts=on"});
+  EXPECT_THAT(RankNotes(loaded, PlanAt(0, loaded)),
+              ElementsAre(StartsWith(
+                  "zero_optimization.vocabulary_parts on changes nothing: ")));
+}
+
 TEST(RankNotesTest, EveryKeyBetweenRanksIsNamed) {
   const std::string stage3 = "zero_optimization.stage=3";
   const std::string keep =

@@ -380,6 +380,19 @@ TEST(ServerTest, WithoutClippingTheParametersAreThoseOfDirectToTheBit) {
   EXPECT_EQ(Train(job).parameters, Train(DirectJob(job)).parameters);
 }
 
+TEST(ServerTest, ATableInPartsIsServedWithTheBitsOfTheWhole) {
+  for (const bool tied : {false, true}) {
+    Job job = ServerJob(3);
+    job.config.vocab_size = 3001;
+    job.config.tie_word_embeddings = tied;
+    job.options.plan.min_part_elems = 1;
+    const Outcome whole = Train(job);
+    job.options.plan.vocabulary_parts = true;
+    EXPECT_TRUE(PlanOf(job).in_parts());
+    EXPECT_EQ(Train(job), whole);
+  }
+}
+
 TEST(ServerTest, UnitsOfSeveralSegmentsAreServedWhole) {
   Job job = ServerJob(3);
   job.config = TinyConfig(ModelFamily::kGpt2);

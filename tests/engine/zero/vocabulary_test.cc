@@ -78,7 +78,7 @@ TEST(VocabularyTest, PartsChangeNoBitOfOtherChoices) {
       // Micro-batches are added up alike at stages 0 and 1, and at 2 and 3.
       // There are no groups at 0.
       for (const std::vector<int>& stages :
-           {std::vector{bits & 1 ? 1 : 0, 1}, {2, 3}}) {
+           {bits & 1 ? std::vector{1} : std::vector{0, 1}, {2, 3}}) {
         job.options = AtStage(job.options, stages[0]);
         const Outcome want = Train(InParts(job, false));
         for (const int stage : stages) {
@@ -118,6 +118,70 @@ TEST(VocabularyTest, DelaysAndGatherPoliciesChangeNoBit) {
   }
 }
 
+TEST(VocabularyTest, DelaysOfReplicatedGradientsChangeNoBit) {
+  for (const bool rows : {false, true}) {
+    Job job{.config = ManyWords(ModelFamily::kGpt2, true),
+            .world = 3,
+            .micro_steps = 2};
+    job.rows = rows;
+    job.options = AtStage(job.options, 0);
+    const Outcome want = Train(InParts(job, false));
+    for (const int stage : {0, 1}) {
+      Job parts = InParts(job, true);
+      parts.options = AtStage(parts.options, stage);
+      AddDelays(&parts);
+      EXPECT_EQ(Train(parts), want) << "stage " << stage << " rows " << rows;
+    }
+  }
+}
+
+// Groups of one rank have full states: their gradients are added up across.
+TEST(VocabularyTest, PartsInGroupsOfOneChangeNoBit) {
+  for (const bool tied : {false, true}) {
+    for (const int stage : {1, 2, 3}) {
+      Job job{.config = ManyWords(ModelFamily::kLlama, tied),
+              .world = 2,
+              .shards = 1};
+      job.options = AtStage(job.options, stage);
+      const Job parts = InParts(job, true);
+      EXPECT_TRUE(PlanOf(parts).in_parts());
+      EXPECT_EQ(Train(parts), Train(InParts(job, false))) << "stage " << stage;
+    }
+  }
+}
+
+TEST(VocabularyTest, APartIsReducedWhileTheNextIsComputed) {
+  for (const int stage : {0, 1, 2, 3}) {
+    Job job = InParts(
+        {.config = ManyWords(ModelFamily::kGpt2, true), .world = 2}, true);
+    job.rows = true;
+    job.options = AtStage(job.options, stage);
+    job.options.plan.reduce_bucket_elems = 1;
+    const Plan plan = PlanOf(job);
+    const std::vector<Action> actions = MakeSchedule(plan, {});
+    int num_parts = 0, computing = -1;
+    std::vector<int> reduced;  // tables' parts, before the head's part 0
+    for (const Action& action : actions) {
+      if (action.kind == ActionKind::kForwardBackward ||
+          action.kind == ActionKind::kBackward) {
+        const PlannedUnit& unit = plan.units[action.index];
+        computing = unit.name.starts_with("head") ? unit.part.number : -1;
+        num_parts = std::max(num_parts, unit.part.count);
+      }
+      if (action.kind != ActionKind::kReduce || computing < 0) continue;
+      const Bucket& bucket = plan.reduce_buckets[action.index];
+      const PlannedUnit& unit = plan.units[bucket.unit];
+      if (unit.part.count > 1 && !bucket.is_rows() &&
+          (reduced.empty() || reduced.back() != unit.part.number)) {
+        reduced.push_back(unit.part.number);
+        EXPECT_EQ(unit.part.number, computing);
+      }
+    }
+    EXPECT_GT(num_parts, 2);
+    EXPECT_EQ(static_cast<int>(reduced.size()), num_parts) << "stage " << stage;
+  }
+}
+
 // 16-bit traffic and states, sums around a ring, and tables without gradients.
 TEST(VocabularyTest, PartsOfA16BitGradientChangeNoBit) {
   for (const bool rows : {false, true}) {
@@ -134,12 +198,14 @@ TEST(VocabularyTest, PartsOfA16BitGradientChangeNoBit) {
         job.options.plan.gradients.dtype = sent;
         if (sent == DType::kF32)
           job.make = [config = job.config] { return MakePartlyFrozen(config); };
-        job.options = AtStage(job.options, 2);
-        const Outcome want = Train(InParts(job, false));
-        for (const int stage : {2, 3}) {
-          job.options = AtStage(job.options, stage);
-          EXPECT_EQ(Train(InParts(job, true)), want)
-              << "stage " << stage << " rows " << rows;
+        for (const int first : {0, 2}) {
+          job.options = AtStage(job.options, first);
+          const Outcome want = Train(InParts(job, false));
+          for (const int stage : {first, first + 1}) {
+            job.options = AtStage(job.options, stage);
+            EXPECT_EQ(Train(InParts(job, true)), want)
+                << "stage " << stage << " rows " << rows;
+          }
         }
       }
     }
@@ -187,7 +253,7 @@ TEST(VocabularyTest, EvaluationTextAndFilesAreThoseOfTheWholeTable) {
     return seen;
   };
   const Seen want = look(false, 0);
-  for (const int stage : {2, 3}) {
+  for (const int stage : {0, 1, 2, 3}) {
     const Seen seen = look(true, stage);
     EXPECT_EQ(seen.loss, want.loss);
     EXPECT_EQ(seen.losses, want.losses);
@@ -203,7 +269,7 @@ TEST(VocabularyTest, EvaluationTextAndFilesAreThoseOfTheWholeTable) {
 TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
   for (const auto& [tied, rows] :
        {std::pair(false, true), {true, true}, {true, false}}) {
-    for (const int stage : {2, 3}) {
+    for (const int stage : {0, 1, 2, 3}) {
       Job job = InParts({.config = ManyWords(ModelFamily::kLlama, tied),
                          .world = 3,
                          .micro_steps = 2,
@@ -215,7 +281,7 @@ TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
           CountWire(plan, MakeSchedule(plan, {.micro_steps = 2}));
       const StepWire formula = FormulaWire(plan, 2);
       EXPECT_EQ(wire.reduced, formula.reduced);
-      if (stage == 2) {
+      if (stage <= 2) {
         EXPECT_EQ(wire.gathered, formula.gathered);
         continue;
       }

@@ -3,10 +3,10 @@
 // headers. A launch goes into the queue of its (fake) stream; when the stream
 // runs it, every CUDA thread is a fiber. See README.md.
 //
-// Only what kernels/cuda uses is here; an intrinsic that a kernel needs is
-// added next to similar ones. These deliberately do not compile: float atomics
-// (their sums depend on timing), __shared__ (use SHARED_ARRAY), __activemask
-// (its result is not guaranteed).
+// Only what kernels/cuda and the emulator's test use is here; an intrinsic that
+// a kernel needs is added next to similar ones. These deliberately do not
+// compile: float atomics (their sums depend on timing), __shared__ (use
+// SHARED_ARRAY), __activemask (its result is not guaranteed).
 #ifndef ZERO_TESTS_SUPPORT_CUDA_EMULATOR_EMULATOR_H_
 #define ZERO_TESTS_SUPPORT_CUDA_EMULATOR_EMULATOR_H_
 
