@@ -25,15 +25,24 @@ usage() { sed -n '5,19s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 hostfile= processes= max_restarts=0 elastic=
 while (($#)); do
   case $1 in
-    --hostfile) (($# > 1)) || usage; hostfile=$2; shift ;;
-    -n|-np) (($# > 1)) || usage; processes=$2; shift ;;
-    --max-restarts) (($# > 1)) || usage; max_restarts=$2; shift ;;
-    --elastic) (($# > 1)) || usage; elastic=$2; shift ;;
+    --hostfile|-n|-np|--max-restarts|--elastic)
+      (($# > 1)) || { say "$1 lacks its value"; usage; }
+      case $1 in
+        --hostfile) hostfile=$2 ;;
+        --max-restarts) max_restarts=$2 ;;
+        --elastic) elastic=$2 ;;
+        *) processes=$2 ;;
+      esac
+      shift ;;
     -h|--help) usage ;;
     *) break ;;
   esac
   shift
 done
+if [ -n "$hostfile" ] && [ ! -r "$hostfile" ]; then
+  say "--hostfile $hostfile cannot be read; want a line \"HOST slots=N\" for each host"
+  exit 2
+fi
 (($#)) || usage
 # Without these mpirun binds a process, with all its ranks, to one core, and
 # gives the other processes only 1 s to report and write after one has failed.
