@@ -131,7 +131,7 @@ struct LossRow {
   double sum = 0;
 };
 
-// One part of a vocabulary table that is never whole. The caller runs
+// One part of a vocabulary table, computed part by part. The caller runs
 // kStatistics for each part but the last, kAll for the last, then kGradients
 // for the others, in reverse: together they compute the same bits as one op on
 // the table with the same `part_rows`. dx is fp32 then; kAll writes it and

@@ -824,8 +824,7 @@ std::vector<KeySpec> UsedKeys() {
           "they are few. auto: at stages 2 and 3 if the memory saved is worth "
           "the time; at 0 and 1, to hide more communication, if no logits are "
           "recomputed and they take at most a 16th of the model states. "
-          "Changes "
-          "no bit of the result.",
+          "Changes no bit of the result.",
           BetweenRanks),
       Key(KEY(zero_optimization.ignore_unused_parameters),
           "Continue when no gradient reaches a parameter; false: an error."),
