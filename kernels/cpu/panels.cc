@@ -191,6 +191,18 @@ HWY_INLINE void AddBlock(const Product& tile, const Piece& piece, int64_t row,
   }
 }
 
+// The sums of a panel's rows and a panel's columns. A function by itself: with
+// more around the loop, GCC 12 keeps too little of it in registers.
+HWY_NOINLINE void MultiplyPanels(int64_t rows, int64_t k, const LeftTile& a,
+                                 const float* b, int64_t ldb, float* to,
+                                 int64_t ldc, bool add) {
+  if (rows == kRows) {
+    TileBlock<kRows, 3>(k, a, b, ldb, to, ldc, add);
+  } else {
+    TileRest<kRows - 1, 3>(rows, k, a, b, ldb, to, ldc, add);
+  }
+}
+
 // Rows [row, row + rows) and columns [col, col + cols) of c.
 template <class T>
 void MultiplyBlock(const Product& tile, const Piece& piece, int64_t row,
@@ -223,11 +235,7 @@ void MultiplyBlock(const Product& tile, const Piece& piece, int64_t row,
       float* const to = direct ? total + (row + i) * total_ld + j : sums;
       const int64_t ldc = direct ? total_ld : kCols;
       const bool add = direct && (!piece.first || tile.accumulate);
-      if (left == kRows) {
-        TileBlock<kRows, 3>(piece.k, a, b, ldb, to, ldc, add);
-      } else {
-        TileRest<kRows - 1, 3>(left, piece.k, a, b, ldb, to, ldc, add);
-      }
+      MultiplyPanels(left, piece.k, a, b, ldb, to, ldc, add);
       if (direct) continue;
       AddBlock<T>(tile, piece, row + i, left, j, sums, total, total_ld);
     }
