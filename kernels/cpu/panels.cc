@@ -228,13 +228,13 @@ void MultiplyBlock(const Product& tile, const Piece& piece, int64_t row,
       }
       const LeftTile a = {panels.a + i / kRows * panels.Stride(kRows), 1,
                           kRows};
-      // Straight into c if only sums are added.
-      const bool direct = f32 && j + kCols <= tile.c.cols &&
-                          (!piece.last || (tile.bias.data == nullptr &&
+      // Straight into the sums if nothing else is added.
+      const bool direct = j + kCols <= tile.c.cols &&
+                          (!piece.last || (f32 && tile.bias.data == nullptr &&
                                            tile.residual.data == nullptr));
       float* const to = direct ? total + (row + i) * total_ld + j : sums;
       const int64_t ldc = direct ? total_ld : kCols;
-      const bool add = direct && (!piece.first || tile.accumulate);
+      const bool add = direct && (!piece.first || (f32 && tile.accumulate));
       MultiplyPanels(left, piece.k, a, b, ldb, to, ldc, add);
       if (direct) continue;
       AddBlock<T>(tile, piece, row + i, left, j, sums, total, total_ld);
