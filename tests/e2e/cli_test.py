@@ -1879,6 +1879,9 @@ class CliTest(unittest.TestCase):
         for words, error in ((["bf16", "fp16"], "takes one PATTERN"),
                              (["--differences"], "print one at a time")):
             self.assertIn(error, self.error("config", "--keys", *words))
+        for flag in "--schema", "--differences":
+            self.assertIn(flag + ": takes no config, not config.json as well",
+                          self.error("config", flag, "config.json"))
         self.assertIn('--keys: no key\'s name or meaning contains "kep_last"; did you mean '
                       '"training.keep_last"?',
                       self.error("config", "--keys", "kep_last"))

@@ -107,10 +107,15 @@ Command AddConfig(CLI::App& app) {
       throw CLI::ValidationError("--schema, --keys and --differences",
                                  "print one at a time");
     }
-    if (flags->keys.has_value() && !flags->run.config.empty()) {
-      throw CLI::ValidationError(
-          "--keys", absl::StrCat("takes one PATTERN and no config, not ",
-                                 flags->run.config, " as well"));
+    if (flags->run.config.empty()) return;
+    const std::string also =
+        absl::StrCat("no config, not ", flags->run.config, " as well");
+    if (flags->keys.has_value()) {
+      throw CLI::ValidationError("--keys", "takes one PATTERN and " + also);
+    }
+    if (flags->schema || flags->differences) {
+      throw CLI::ValidationError(flags->schema ? "--schema" : "--differences",
+                                 "takes " + also);
     }
   });
   return [flags] { return ShowConfig(*flags); };
