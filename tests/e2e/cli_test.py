@@ -645,6 +645,8 @@ class CliTest(unittest.TestCase):
         self.assertIn("bytes sent between 2 hosts per step, each one process of "
                       "2 ranks", text)
         self.assertIn("k (n - k) / n of the bytes to be summed", text)
+        self.assertIn("between 1 host per step, each one process of 4 ranks",
+                      self.ok(*plan, "--no-step", "--hosts", "1"))
         document = json.loads(self.ok(*plan, "--hosts", "2", "--json", *stage))
         hosts = document["host_bytes"]
         self.assertEqual(hosts["flat"][0]["summed"],

@@ -74,9 +74,9 @@ void HostWires::Print(Console* console) const {
     rows.push_back({"hierarchical", "(n - k) / n of the bytes to be summed"});
   }
   console->Table(
-      absl::StrFormat(
-          "bytes sent between %d hosts per step, each one process of %d ranks",
-          flat_.size(), ranks_per_host_),
+      absl::StrFormat("bytes sent between %s per step, each one process of %s",
+                      Counted(static_cast<int64_t>(flat_.size()), "host"),
+                      Counted(ranks_per_host_, "rank")),
       rows);
 }
 
