@@ -1850,7 +1850,11 @@ class CliTest(unittest.TestCase):
 
     def test_errors_of_the_command_line_are_named_and_exit_with_two(self):
         for args, words in (
-                (["train"], "zero: CONFIG is required; see zero train --help"),
+                (["train"], "zero: CONFIG is required: "),
+                (["checkpoint", "diff", "a"],
+                 "zero: B is required: a checkpoint's folder, or a run's "
+                 "training.out_dir for its newest; see zero checkpoint diff "
+                 "--help"),
                 (["config"], "zero: CONFIG, --schema, --keys or --differences "
                              "is required; see zero config --help"),
                 (["generate"], "zero: CONFIG, or --model DIR"),

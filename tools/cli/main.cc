@@ -142,6 +142,28 @@ std::vector<std::string> CommandsOf(const CLI::App& app) {
   return names;
 }
 
+// The last command of the command line and its path: "checkpoint diff ".
+std::pair<const CLI::App*, std::string> LastCommand(const CLI::App& root) {
+  const CLI::App* last = &root;
+  std::string path;
+  while (!last->get_subcommands().empty()) {
+    last = last->get_subcommands()[0];
+    absl::StrAppend(&path, last->get_name(), " ");
+  }
+  return {last, path};
+}
+
+// What `command`'s first missing argument is for. Starts with ": ", or is
+// empty.
+std::string MeaningOfMissing(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_required() && option->empty()) {
+      return absl::StrCat(": ", option->get_description());
+    }
+  }
+  return "";
+}
+
 // Whether `word` needs a value and `next` (null: nothing follows) is none, but
 // another option, which CLI11 would take as one.
 bool LacksValue(const CLI::App& app, const std::string& word,
@@ -236,16 +258,15 @@ int Main(int argc, char** argv) {
     app.parse(arguments);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return Flushed(app.exit(error));
-    const auto subs = app.get_subcommands();
-    const bool is_unknown =
-        dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-    const std::string remedy =
-        is_unknown && !subs.empty()
-            ? Remedy(app.remaining(/*recurse=*/true).front(), *subs[0])
-            : "";
+    const auto& [command, path] = LastCommand(app);
+    std::string remedy;
+    if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+      remedy = Remedy(app.remaining(/*recurse=*/true).front(), *command);
+    } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+      remedy = MeaningOfMissing(*command);
+    }
     std::fprintf(stderr, "zero: %s%s; see zero %s--help\n", error.what(),
-                 remedy.c_str(),
-                 subs.empty() ? "" : (subs[0]->get_name() + " ").c_str());
+                 remedy.c_str(), path.c_str());
     return 2;
   }
   for (const auto& [sub, command] : commands) {
