@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -59,6 +60,23 @@ std::string Example(const KeySpec& section, const JsonNode& node) {
   return "{ ... }";
 }
 
+// Starts with "; ", or is empty.
+std::string DidYouMean(const std::string& choice) {
+  return choice.empty()
+             ? ""
+             : absl::StrCat("; did you mean ", JsonQuote(choice), "?");
+}
+
+// The choice, "on" or "off", that true or false stands for; empty: `key` has
+// none.
+std::string OnOrOff(const KeySpec& key, const JsonNode& node) {
+  const std::string word = JsonBrief(node);
+  const bool on = word == "true" || word == "\"true\"";
+  const bool off = word == "false" || word == "\"false\"";
+  const std::string choice = on ? "on" : off ? "off" : "";
+  return absl::c_linear_search(key.choices, choice) ? choice : "";
+}
+
 absl::Status WrongType(const KeySpec& key, const JsonNode& node) {
   const bool named = node.kind == JsonKind::kString ||
                      node.kind == JsonKind::kNumber ||
@@ -69,7 +87,8 @@ absl::Status WrongType(const KeySpec& key, const JsonNode& node) {
       named ? absl::StrCat(JsonBrief(node), " is ") : "",
       JsonKindName(node.kind), ", want ",
       object ? absl::StrCat("an object: ", Example(key, node), ". ", key.doc)
-             : Wanted(key));
+             : Wanted(key),
+      DidYouMean(OnOrOff(key, node)));
 }
 
 bool HasType(const KeySpec& key, const JsonNode& node) {
@@ -146,16 +165,18 @@ absl::StatusOr<KeyValue> ReadChoice(const KeySpec& key, const JsonNode& node) {
     }
     if (!key.IsUnbuilt(choice)) built.push_back(choice);
   }
-  auto near = NearestNames(node.text, key.choices, 1);
+  std::string meant = OnOrOff(key, node);
+  if (meant.empty()) {
+    const auto near = NearestNames(node.text, key.choices, 1);
+    if (!near.empty()) meant = near[0];
+  }
   for (const auto& [path, theirs, ours] : kForeignChoices) {
     if (key.path == path && absl::EqualsIgnoreCase(theirs, node.text)) {
-      near = {ours};
+      meant = ours;
     }
   }
   return Wrong(JsonBrief(node), " is not one of ", absl::StrJoin(built, ", "),
-               near.empty()
-                   ? ""
-                   : absl::StrCat("; did you mean ", JsonQuote(near[0]), "?"));
+               DidYouMean(meant));
 }
 
 absl::StatusOr<KeyValue> ReadStrings(const KeySpec& key, const JsonNode& node) {

@@ -62,6 +62,24 @@ TEST(TenWrongConfigsTest, AnUnknownModelIsRefused) {
             "llama, qwen2, qwen3; did you mean \"gpt2\"?");
 }
 
+TEST(TenWrongConfigsTest, ABooleanLeadsToOnOrOff) {
+  LoadOptions options;
+  const auto error = [&](const std::string& value) {
+    options.overrides = {"zero_optimization.vocabulary_parts=" + value};
+    const auto loaded = ParseConfig(kSmallConfig, "run.json", options);
+    return std::string(loaded.status().message());
+  };
+  using testing::EndsWith;
+  EXPECT_THAT(error("true"), EndsWith("; did you mean \"on\"?"));
+  EXPECT_THAT(error("false"), EndsWith("; did you mean \"off\"?"));
+  EXPECT_THAT(error("\"true\""), EndsWith("; did you mean \"on\"?"));
+  options.overrides = {"communication.algorithm=true"};
+  EXPECT_THAT(
+      std::string(
+          ParseConfig(kSmallConfig, "run.json", options).status().message()),
+      testing::Not(testing::HasSubstr("did you mean")));
+}
+
 TEST(TenWrongConfigsTest, AMissingFileIsNamed) {
   LoadOptions options;
   EXPECT_EQ(LoadConfig("configs/quickstrat.json", options).status().code(),
