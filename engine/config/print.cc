@@ -257,9 +257,13 @@ std::string PrintSchema() {
 }
 
 absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern) {
-  const std::string inside = absl::StrCat("*", pattern, "*");
+  // "gradient clipping" is gradient_clipping, too.
+  const auto spaced = [](absl::string_view text) {
+    return absl::StrReplaceAll(text, {{"_", " "}});
+  };
+  const std::string inside = absl::StrCat("*", spaced(pattern), "*");
   const auto matches = [&](const std::string& text) {
-    return fnmatch(inside.c_str(), text.c_str(), FNM_CASEFOLD) == 0;
+    return fnmatch(inside.c_str(), spaced(text).c_str(), FNM_CASEFOLD) == 0;
   };
   std::string by_path, by_doc;
   for (const KeySpec& key : AllKeys()) {

@@ -501,6 +501,8 @@ TEST(ReferenceTest, APatternSelectsTheKeysWhosePathsContainIt) {
       keys("offload*.device"),
       (std::vector<std::string>{"zero_optimization.offload_optimizer.device",
                                 "zero_optimization.offload_param.device"}));
+  EXPECT_EQ(keys("Gradient clipping"),
+            std::vector<std::string>{"gradient_clipping"});
   // No path has these words, but a meaning does.
   EXPECT_EQ(keys("Steps in a ROW"),
             std::vector<std::string>{"training.max_consecutive_skips"});
