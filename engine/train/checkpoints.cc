@@ -12,6 +12,9 @@
 namespace zero {
 namespace {
 
+// A shorter wait is not worth a note.
+constexpr double kShortWaitSeconds = 0.01;
+
 double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
@@ -50,12 +53,13 @@ absl::Status RunCheckpoints::Save(const RunRecord& record) {
   const auto begin = Clock::now();
   if (phase_ != Phase::kNone) {
     ZERO_RETURN_IF_ERROR(Finish());
-    if (!std::exchange(waited_before_, true)) {
+    const double waited = Seconds(Clock::now() - begin);
+    if (waited >= kShortWaitSeconds && !std::exchange(waited_before_, true)) {
       console_->Line(absl::StrFormat(
           "note: at step %d training waited %.2f s for the checkpoint of step "
           "%d; one is written at a time, so save less often, or to a faster "
           "disk",
-          record.step, Seconds(Clock::now() - begin), record_.step));
+          record.step, waited, record_.step));
     }
   }
   began_at_ = begin;
