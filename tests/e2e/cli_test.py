@@ -1490,6 +1490,7 @@ class CliTest(unittest.TestCase):
         text = self.error("generate", "--model", "run/final", "--prompt", "the")
         self.assertIn("which tokenizer does run/final use?", text)
         self.assertIn("token ids below 300", text)
+        self.assertIn("or --tokenizer bytes for a model of bytes", text)
 
     def test_a_tokenizer_that_is_not_read_is_named_with_a_remedy(self):
         whole = byte_level_tokenizer()

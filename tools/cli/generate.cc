@@ -47,6 +47,10 @@ absl::Status CheckPrompt(const Config& config, int64_t prompt_length,
           : ""));
 }
 
+constexpr char kTokenizers[] =
+    "--tokenizer, a tokenizer.json or a SentencePiece model, or --tokenizer "
+    "bytes for a model of bytes";
+
 // The prompt of a model without a tokenizer: "50256 318 257".
 absl::StatusOr<std::vector<int32_t>> ParseIds(const std::string& prompt,
                                               const ModelConfig& model) {
@@ -59,17 +63,16 @@ absl::StatusOr<std::vector<int32_t>> ParseIds(const std::string& prompt,
       return absl::InvalidArgumentError(absl::StrCat(
           "which tokenizer does ", model.from_pretrained,
           " use? The folder has none, so --prompt takes token ids below ",
-          model.vocab_size, ", and \"", word,
-          "\" is none; for text give --tokenizer, a tokenizer.json or a "
-          "SentencePiece model"));
+          model.vocab_size, ", and \"", word, "\" is none; for text give ",
+          kTokenizers));
     }
     ids.push_back(id);
   }
   if (!ids.empty()) return ids;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "which tokenizer does ", model.from_pretrained,
-      " use? The folder has none: give --tokenizer, a tokenizer.json or a "
-      "SentencePiece model, or token ids as --prompt"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("which tokenizer does ", model.from_pretrained,
+                   " use? The folder has none: give ", kTokenizers,
+                   ", or token ids as --prompt"));
 }
 
 absl::Status Run(GenerateFlags flags) {
