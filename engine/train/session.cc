@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/optional.h"
+#include "engine/base/direct_file.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
@@ -136,15 +137,41 @@ absl::Status Rehearse(Executor& executor, const Config& config,
   return saves ? executor.states().Read(nullptr) : absl::OkStatus();
 }
 
+// A rank's share, of `sharers` in the host's memory, of the windows through
+// which a training run writes files: its part of a checkpoint and, by one rank,
+// final/.
+int64_t WriterBytes(const Config& config, Executor& executor,
+                    const Model& model, int sharers) {
+  const auto windows = [](int64_t file_bytes) {
+    return std::min(2 * DirectWriter::kWindowBytes, file_bytes);
+  };
+  int64_t bytes = 0;
+  if (config.training.save_final) {
+    bytes = windows(model.NumParameters() * DTypeBytes(config.param_dtype())) /
+            sharers;
+  }
+  if (config.training.saves()) {
+    int64_t kept = 0;
+    for (const auto& piece : executor.states().KeptPieces()) {
+      kept += piece.range.elems * DTypeBytes(piece.dtype);
+    }
+    bytes = std::max(bytes, windows(kept));
+  }
+  return bytes;
+}
+
+int ContextSharers(const Rank& rank) {
+  return rank.memory.context_sharers == 0 ? SharersOf(rank)
+                                          : rank.memory.context_sharers;
+}
+
 // This rank's share of the memory taken when the device was opened, and, if the
-// host's memory is the device's, its batch buffers.
-int64_t FixedBytes(const Rank& rank, const TransientBytes& transient) {
+// host's memory is the device's, its batch buffers and `writers`.
+int64_t FixedBytes(const Rank& rank, const TransientBytes& transient,
+                   int64_t writers) {
   const bool on_host = rank.device->kind() == DeviceKind::kCpu;
-  const int sharers = rank.memory.context_sharers == 0
-                          ? SharersOf(rank)
-                          : rank.memory.context_sharers;
-  return rank.device->memory().context_bytes / sharers +
-         (on_host ? BatchUpload::kNumBuffers * transient.upload : 0);
+  return rank.device->memory().context_bytes / ContextSharers(rank) +
+         (on_host ? BatchUpload::kNumBuffers * transient.upload + writers : 0);
 }
 
 absl::StatusOr<std::unique_ptr<StateSnapshot>> MakeSnapshot(
@@ -359,7 +386,11 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
     rehearsal.disk_bytes = swapped->disk_bytes();
     rehearsal.disk_traffic = swapped->CountTraffic(executor->schedule());
   }
-  rehearsal.fixed = FixedBytes(rank, rehearsal.transient);
+  const int64_t writers =
+      workload.train
+          ? WriterBytes(config, *executor, *model, ContextSharers(rank))
+          : 0;
+  rehearsal.fixed = FixedBytes(rank, rehearsal.transient, writers);
   rehearsal.fragmentation =
       executor->used_bytes() -
       (rehearsal.ledger.total_peak_bytes() -

@@ -415,5 +415,29 @@ TEST_F(CheckpointsTest, TheCopyIsPredictedAndOnlyThereWhereItIsUsed) {
   EXPECT_EQ(copy("training.save_every=0"), 0);
 }
 
+TEST_F(CheckpointsTest, TheWindowsOfWrittenFilesArePredicted) {
+  const auto fixed = [this](std::vector<std::string> sets) {
+    int64_t bytes = -1;
+    sets.push_back("zero_optimization.stage=2");
+    const Outcome outcome = Train(
+        {.overrides = sets, .in_step = [&](Trainer& trainer, int rank, int) {
+           if (rank > 0) return;
+           bytes =
+               trainer.session().predicted().peak_bytes(MemoryCategory::kFixed);
+         }});
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+    std::filesystem::remove_all(dir_.File("run"));
+    return bytes;
+  };
+  const auto model = TestModelTools().make(Load({}).config.model);
+  const double elems = model->NumParameters() / 2;
+  const int64_t none = fixed({"training.save_every=0"});
+  // One of two ranks writes the bf16 weights, each half of masters and moments.
+  EXPECT_NEAR(
+      fixed({"training.save_every=0", "training.save_final=true"}) - none,
+      2 * elems, 1);
+  EXPECT_NEAR(fixed({}) - none, 12 * elems, 12 * elems / 5);
+}
+
 }  // namespace
 }  // namespace zero
