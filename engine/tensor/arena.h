@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/tensor/ledger.h"
 #include "kernels/device.h"
 
@@ -86,6 +87,12 @@ class Arena {
   bool HasHole(int64_t bytes, MemoryCategory category) const {
     const Side& side = IsFar(category) ? far_ : near_;
     return side.HasHole(PaddedBytes(bytes));
+  }
+
+  // The middle, which no block is in: free until the next Allocate.
+  absl::Span<char> unused() const {
+    return {static_cast<char*>(buffer_.data()) + near_.end(),
+            static_cast<size_t>(capacity_ - near_.end() - far_.end())};
   }
 
   // Writes one byte to every page, so that a step never waits for the

@@ -24,26 +24,25 @@ constexpr double kPatienceMs = 150, kLimitMs = 1000;
 constexpr double kBetter = 0.98;
 constexpr int kMinRuns = 3, kMaxRuns = 5000;
 
-// Numbers that operands repeat: odd, so that no row is another's copy.
-constexpr int64_t kNumbers = (1 << 20) - 3;
+// Numbers that operands repeat: a prime, so that no row is another's copy. As
+// fp32 they fit into the smallest y of 16 bits.
+constexpr int64_t kNumbers = (1 << 16) - 15;
 
-// x and w, which lies behind x, get numbers in [-0.5, 0.5), by way of `floats`.
+// x and w, which lies behind x, get numbers in [-0.5, 0.5), by way of y.
 // Neither zeros nor equal rows: a GPU multiplies those with less power and at a
 // higher clock (an H200: 890 TFLOP/s of equal rows, 718 of these).
-void FillOperands(Device& device, Stream& stream, const LinearArgs& args,
-                  char* floats) {
-  const int64_t size = 2 * args.x.rows * args.x.cols;
-  std::vector<float> numbers(std::min(size, kNumbers));
+void FillOperands(Device& device, Stream& stream, const LinearArgs& args) {
+  std::vector<float> numbers(kNumbers);
   for (size_t i = 0; i < numbers.size(); ++i) {
     numbers[i] = UniformFromBits(Philox(/*key=*/1, i, 0).x[0]) - 0.5f;
   }
-  const int64_t count = static_cast<int64_t>(numbers.size());
-  device.Copy(stream, floats, numbers.data(), count * sizeof(float));
+  device.Copy(stream, args.y.data, numbers.data(), kNumbers * sizeof(float));
   char* const base = static_cast<char*>(const_cast<void*>(args.x.data));
-  device.ops().Cast(
-      stream, {{floats, DType::kF32, count}, {base, args.x.dtype, count}});
-  const int64_t bytes = size * DTypeBytes(args.x.dtype);
-  for (int64_t done = count * DTypeBytes(args.x.dtype); done < bytes;
+  device.ops().Cast(stream, {{args.y.data, DType::kF32, kNumbers},
+                             {base, args.x.dtype, kNumbers}});
+  const int64_t bytes =
+      2 * args.x.rows * args.x.cols * DTypeBytes(args.x.dtype);
+  for (int64_t done = kNumbers * DTypeBytes(args.x.dtype); done < bytes;
        done *= 2) {
     device.Copy(stream, base + done, base, std::min(done, bytes - done));
   }
@@ -51,23 +50,30 @@ void FillOperands(Device& device, Stream& stream, const LinearArgs& args,
 }
 
 // Milliseconds of the fastest n x n x n product; 0: no memory.
-double BestMillis(Device& device, DType dtype, int64_t n) {
+double BestMillis(Device& device, DType dtype, int64_t n,
+                  absl::Span<char> memory) {
   const int64_t bytes = n * n * DTypeBytes(dtype);
   LinearArgs args{.x = {nullptr, dtype, n, n, n},
                   .w = {nullptr, dtype, n, n, n},
                   .y = {nullptr, dtype, n, n, n}};
   const int64_t scratch = device.ops().LinearWorkspaceBytes(args);
-  auto memory = device.Allocate(3 * bytes + scratch + kNumbers * sizeof(float),
-                                MemoryKind::kDevice);
-  if (!memory.ok()) return 0;
-  char* base = static_cast<char*>(memory->data());
+  Buffer own;
+  if (memory.data() == nullptr) {
+    auto allocated = device.Allocate(3 * bytes + scratch, MemoryKind::kDevice);
+    if (!allocated.ok()) return 0;
+    own = *std::move(allocated);
+  } else if (static_cast<int64_t>(memory.size()) < 3 * bytes + scratch) {
+    return 0;
+  }
+  char* const base =
+      memory.data() == nullptr ? static_cast<char*>(own.data()) : memory.data();
   args.x.data = base;
   args.w.data = base + bytes;
   args.y.data = base + 2 * bytes;
   const Workspace workspace{base + 3 * bytes, static_cast<size_t>(scratch)};
   const auto stream = device.MakeStream(StreamRole::kCompute);
   const auto start = device.MakeEvent(), end = device.MakeEvent();
-  FillOperands(device, *stream, args, base + 3 * bytes + scratch);
+  FillOperands(device, *stream, args);
   double best_ms = 1e30, total_ms = 0, stop_ms = kPatienceMs;
   for (int i = 0; i <= kMinRuns || (i <= kMaxRuns && total_ms < stop_ms); ++i) {
     stream->Record(*start);
@@ -87,10 +93,11 @@ double BestMillis(Device& device, DType dtype, int64_t n) {
 
 }  // namespace
 
-ProductRate MeasureProductRate(Device& device, DType dtype) {
+ProductRate MeasureProductRate(Device& device, DType dtype,
+                               absl::Span<char> memory) {
   ProductRate best;
   for (int64_t n = kSmallest; n <= kLargest; n *= 2) {
-    const double ms = BestMillis(device, dtype, n);
+    const double ms = BestMillis(device, dtype, n, memory);
     if (ms <= 0) break;
     const double flops = 2.0 * n * n * n / (ms * 1e-3);
     if (flops > best.flops) best = {flops, n};

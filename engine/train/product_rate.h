@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/types/span.h"
 #include "kernels/device.h"
 #include "kernels/dtype.h"
 
 namespace zero {
 
 struct ProductRate {
-  double flops = 0;      // per second; 0: no memory to measure
+  double flops = 0;      // per second; 0: no memory to measure in
   int64_t size = 0;      // n of the n x n x n product
   bool earlier = false;  // measured in an earlier run
 };
@@ -27,7 +28,10 @@ struct PeakRate {
 // 512 on a slow device. Takes a few tenths of a second. Other work on the
 // machine lowers the rate: measure while it is idle, and keep the best of
 // several measurements.
-ProductRate MeasureProductRate(Device& device, DType dtype);
+// `memory`: where on the device the matrices go, and overwrite what is there;
+// sizes that do not fit are left out. nullptr: takes memory of its own.
+ProductRate MeasureProductRate(Device& device, DType dtype,
+                               absl::Span<char> memory);
 
 // The better of `measured` and the best rate in `file` for such a device (its
 // name, instruction set and threads). Saves it there: a busy moment must not

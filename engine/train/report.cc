@@ -170,7 +170,10 @@ void RunReport::AddRankTimes(Json* line) {
 
 void RunReport::MeasurePeak() {
   if (rank().rank() > 0) return;
-  KeepPeak(tools_->product_rate(*rank().device, config().param_dtype()));
+  const absl::Span<char> memory = session_->executor().UnusedMemory();
+  if (memory.empty()) return;
+  KeepPeak(
+      tools_->product_rate(*rank().device, config().param_dtype(), memory));
 }
 
 void RunReport::KeepPeak(const ProductRate& measured) {

@@ -14,7 +14,7 @@ absl::StatusOr<const RunData*> RunStart::Data(const Config& config,
 ProductRate RunStart::Product(const ModelTools& tools, Device& device,
                               DType dtype) {
   std::call_once(product_once_,
-                 [&] { product_ = tools.product_rate(device, dtype); });
+                 [&] { product_ = tools.product_rate(device, dtype, {}); });
   return product_;
 }
 

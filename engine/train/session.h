@@ -39,7 +39,8 @@ struct ModelTools {
       flops_per_token;
   // Measures the rate that counts as 100 % of utilization, if the device's peak
   // is unknown.
-  std::function<ProductRate(Device&, DType)> product_rate = MeasureProductRate;
+  std::function<ProductRate(Device&, DType, absl::Span<char> memory)>
+      product_rate = MeasureProductRate;
 };
 
 // The work of a session; memory is reserved for the largest part of it.

@@ -974,6 +974,14 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
   return rank_->status();
 }
 
+absl::Span<char> Executor::UnusedMemory() {
+  for (const auto& stream : streams_) {
+    if (stream != nullptr) stream->Synchronize();
+  }
+  compute_->Synchronize();
+  return transient_->unused();
+}
+
 // ---- States between steps ---------------------------------------------------
 
 StateAccess& Executor::states() {

@@ -10,7 +10,7 @@ namespace zero {
 // than a test's steps.
 inline ModelTools TestModelTools() {
   ModelTools tools = MakeModelTools();
-  tools.product_rate = [](Device&, DType) -> ProductRate {
+  tools.product_rate = [](Device&, DType, absl::Span<char>) -> ProductRate {
     return {.flops = 1e13, .size = 1024};
   };
   return tools;

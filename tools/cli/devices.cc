@@ -38,7 +38,7 @@ constexpr absl::Duration kTimeout = absl::Minutes(2);
 std::string ProductsText(Device& device) {
   std::string text;
   for (DType dtype : {DType::kF32, DType::kBF16}) {
-    const ProductRate rate = MeasureProductRate(device, dtype);
+    const ProductRate rate = MeasureProductRate(device, dtype, {});
     absl::StrAppendFormat(&text, "\n      %s products: %.0f GFLOP/s (n = %d)",
                           DTypeName(dtype), rate.flops / 1e9, rate.size);
   }

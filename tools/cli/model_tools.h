@@ -22,20 +22,21 @@ inline std::string ProductRatesFile() {
 }
 
 inline ModelTools MakeModelTools() {
-  return {.make = MakeModel,
-          .hf_config_json = WriteHfConfig,
-          .flops_per_token = [](const ModelConfig& model, int64_t length,
-                                Recompute recompute) -> TokenFlops {
-            return {.model = FlopsPerToken(model, length),
-                    .causal = FlopsPerToken(model, length, /*causal=*/true),
-                    .recomputed =
-                        RecomputedFlopsPerToken(model, length, recompute)};
-          },
-          .product_rate =
-              [](Device& device, DType dtype) {
-                return BestProductRate(ProductRatesFile(), device.info(), dtype,
-                                       MeasureProductRate(device, dtype));
-              }};
+  return {
+      .make = MakeModel,
+      .hf_config_json = WriteHfConfig,
+      .flops_per_token = [](const ModelConfig& model, int64_t length,
+                            Recompute recompute) -> TokenFlops {
+        return {
+            .model = FlopsPerToken(model, length),
+            .causal = FlopsPerToken(model, length, /*causal=*/true),
+            .recomputed = RecomputedFlopsPerToken(model, length, recompute)};
+      },
+      .product_rate =
+          [](Device& device, DType dtype, absl::Span<char> memory) {
+            return BestProductRate(ProductRatesFile(), device.info(), dtype,
+                                   MeasureProductRate(device, dtype, memory));
+          }};
 }
 
 }  // namespace zero

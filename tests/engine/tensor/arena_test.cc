@@ -51,6 +51,18 @@ void Exercise(Arena& arena, int steps,
   }
 }
 
+TEST(ArenaTest, UnusedMemoryIsBetweenTheBlocksOfBothSides) {
+  const auto device = MakeCpuDevice(1);
+  MemoryLedger ledger;
+  const auto arena = MakeArena(*device, 4096, &ledger);
+  EXPECT_EQ(arena->unused().data(), arena->data());
+  EXPECT_EQ(arena->unused().size(), 4096u);
+  const auto near = arena->Allocate(256, kActivations);
+  const auto far = arena->Allocate(512, kGathered);
+  EXPECT_EQ(arena->unused().data(), static_cast<char*>(near->data()) + 256);
+  EXPECT_EQ(arena->unused().data() + arena->unused().size(), far->data());
+}
+
 TEST(ArenaTest, BlocksAreDisjointAlignedAndInside) {
   const auto device = MakeCpuDevice(1);
   MemoryLedger ledger;

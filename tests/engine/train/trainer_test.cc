@@ -1025,7 +1025,7 @@ TEST_F(TrainerTest, AStepAgreesOnceBeforeItAndOnceBehindItsReductions) {
 TEST_F(TrainerTest, ARunOfSecondsMeasuresTheMachineOnce) {
   ModelTools tools = TestModelTools();
   int measured = 0;
-  tools.product_rate = [&](Device&, DType) -> ProductRate {
+  tools.product_rate = [&](Device&, DType, absl::Span<char>) -> ProductRate {
     ++measured;
     return {.flops = 1e13, .size = 1024};
   };
@@ -1042,7 +1042,7 @@ TEST_F(TrainerTest, RanksOfAProcessCheckTheDataAndMeasureTheMachineOnce) {
   RunStart start;
   ModelTools tools = TestModelTools();
   std::atomic<int> measured = 0;
-  tools.product_rate = [&](Device&, DType) -> ProductRate {
+  tools.product_rate = [&](Device&, DType, absl::Span<char>) -> ProductRate {
     return {.flops = 1.0 * ++measured, .size = 1024};
   };
   std::vector<const RunData*> data(3);

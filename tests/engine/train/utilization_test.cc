@@ -1,6 +1,7 @@
 #include "engine/train/utilization.h"
 
 #include <string>
+#include <vector>
 
 #include "engine/train/metrics.h"
 #include "engine/train/product_rate.h"
@@ -64,10 +65,24 @@ TEST(UtilizationTest, MoreThanThePeakIsNotKnown) {
 TEST(ProductRateTest, IsMeasuredInEveryPrecision) {
   const auto device = MakeCpuDevice(1);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    const ProductRate rate = MeasureProductRate(*device, dtype);
+    const ProductRate rate = MeasureProductRate(*device, dtype, {});
     EXPECT_GT(rate.flops, 0) << DTypeName(dtype);
     EXPECT_GE(rate.size, 512) << DTypeName(dtype);
   }
+}
+
+TEST(ProductRateTest, TakesNoMemoryBesidesWhatItIsGiven) {
+  const auto device = MakeCpuDevice(1);
+  // Of fp32 the operands of 512 rows are 3 MiB, those of 1024 rows 12 MiB.
+  std::vector<char> memory(size_t{11} << 20);
+  const ProductRate rate =
+      MeasureProductRate(*device, DType::kF32, absl::MakeSpan(memory));
+  EXPECT_GT(rate.flops, 0);
+  EXPECT_EQ(rate.size, 512);
+  memory.resize(size_t{2} << 20);
+  EXPECT_EQ(
+      MeasureProductRate(*device, DType::kF32, absl::MakeSpan(memory)).flops,
+      0);
 }
 
 TEST(ProductRateTest, ABusyMomentTakesNothingFromTheBestOfEarlierRuns) {
