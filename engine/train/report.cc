@@ -124,10 +124,11 @@ Json Communication(const Plan& plan, const StepCommunication& communication) {
 }  // namespace
 
 RunReport::RunReport(const Session& session, const ModelTools& tools,
-                     const ProductRate& measured, int64_t total_steps,
-                     std::string link, Console* console)
+                     const ProductRate& measured, const RunRecord& start,
+                     int64_t total_steps, std::string link, Console* console)
     : session_(&session),
       tools_(&tools),
+      start_(start),
       total_steps_(total_steps),
       link_(std::move(link)),
       console_(console),
@@ -136,6 +137,8 @@ RunReport::RunReport(const Session& session, const ModelTools& tools,
           tools.flops_per_token(config().model, config().data.sequence_length,
                                 config().recompute()),
           session.model())),
+      line_step_(start.step),
+      line_seconds_(start.train_seconds),
       // A server has the work of all workers.
       detector_(session.executor().plan().owners.even()
                     ? session.config().communication.straggler_factor
@@ -190,10 +193,6 @@ Utilization RunReport::UtilizationOf(double tokens_per_second) const {
 }
 
 double RunReport::SpeedSinceLine(const RunRecord& record, bool keep) {
-  if (line_step_ < 0) {
-    line_step_ = record.step - 1;
-    line_seconds_ = record.train_seconds - record.last.seconds;
-  }
   const double speed =
       static_cast<double>((record.step - line_step_) * tokens_per_step_) /
       (record.train_seconds - line_seconds_);
@@ -239,7 +238,8 @@ Json RunReport::Step(const RunRecord& record, bool idle) {
   if (config().fp16.enabled) line["loss_scale"] = record.scaler.scale;
   if (last.output.skipped) line["skipped"] = true;
 
-  const double seconds_per_step = record.train_seconds / step;
+  const double seconds_per_step =
+      (record.train_seconds - start_.train_seconds) / (step - start_.step);
   console_->Progress(
       absl::StrFormat(
           "step %d/%d  loss %.4f  norm %.3f  lr %.3e  %s tok/s"
@@ -280,22 +280,26 @@ void RunReport::PrintDeviceNotes() {
 }
 
 RunSummary RunReport::Summarize(const RunRecord& record) const {
-  RunSummary summary{.steps = record.step,
-                     .skipped = record.step - record.optimizer_steps,
-                     .tokens = record.step * tokens_per_step_,
-                     .seconds = record.train_seconds,
-                     .first_loss = record.first_loss,
-                     .final_loss = record.last.output.loss,
-                     .validation_loss = record.validation_loss,
-                     .validation_step = record.last_eval_step,
-                     .waited = record.waited,
-                     .resumed_at = record.resumed_at,
-                     .stragglers = stragglers_};
-  if (summary.seconds > 0) {
-    summary.tokens_per_second = summary.tokens / summary.seconds;
+  RunSummary summary{
+      .steps = record.step,
+      .skipped = record.step - record.optimizer_steps,
+      .tokens = record.step * tokens_per_step_,
+      .seconds = record.train_seconds,
+      .part_seconds = record.train_seconds - start_.train_seconds,
+      .waited = record.waited - start_.waited,
+      .first_loss = record.first_loss,
+      .final_loss = record.last.output.loss,
+      .validation_loss = record.validation_loss,
+      .validation_step = record.last_eval_step,
+      .resumed_at = record.resumed_at,
+      .stragglers = stragglers_};
+  if (summary.part_seconds > 0) {
+    summary.tokens_per_second =
+        static_cast<double>((record.step - start_.step) * tokens_per_step_) /
+        summary.part_seconds;
   }
   summary.utilization = UtilizationOf(summary.tokens_per_second);
-  if (rank().world() > 1 && record.step > 0) {
+  if (rank().world() > 1 && record.step > start_.step) {
     summary.wire = WireText(*session_, record.last.communication.wire);
     CountGathers(*session_, &summary);
   }
@@ -334,7 +338,10 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   line["parameters_hash"] = summary.parameters_hash;
   line["weights"] = summary.weights;
   line["checkpoint"] = summary.checkpoint;
-  if (!summary.resumed_at.empty()) line["resumed_at"] = summary.resumed_at;
+  if (!summary.resumed_at.empty()) {
+    line["resumed_at"] = summary.resumed_at;
+    line["train_seconds_since_resume"] = summary.part_seconds;
+  }
   line["peak_bytes"] = PeakBytes(session_->ledger());
   line["predicted_peak_bytes"] = PeakBytes(session_->predicted());
   line["host_bytes"] = session_->host_bytes();

@@ -22,13 +22,16 @@ struct RunSummary {
   int64_t skipped = 0;  // of the steps
   int64_t tokens = 0;
   double seconds = 0;
+  // Of this part of the run (RunRecord::first_step): earlier ones may have had
+  // other ranks or another machine.
+  double part_seconds = 0;
   double tokens_per_second = 0;  // over whole steps, without evaluation
   Utilization utilization;       // at that speed
+  WaitTimes waited;              // in steps, for communication
   double first_loss = kNotKnown, final_loss = kNotKnown;  // NaN: of no step
   double validation_loss = kNotKnown;                     // NaN: not evaluated
   int64_t validation_step = -1;  // after this many steps; -1: not evaluated
   std::string parameters_hash;
-  WaitTimes waited;  // in steps, for communication
   std::string wire;  // bytes of a step against the formula
   // How often a step gathers the parameters, and how often without
   // stage3_max_live_parameters. 0: parameters are not sharded.
@@ -45,11 +48,12 @@ struct RunSummary {
 
 class RunReport {
  public:
-  // `measured`: the device's ceiling, before the run. `link`: RunStart's. The
-  // session, tools and console must outlive the report.
+  // `measured`: the device's ceiling, before the run. `start`: where this part
+  // of the run begins. `link`: RunStart's. The session, tools and console must
+  // outlive the report.
   RunReport(const Session& session, const ModelTools& tools,
-            const ProductRate& measured, int64_t total_steps, std::string link,
-            Console* console);
+            const ProductRate& measured, const RunRecord& start,
+            int64_t total_steps, std::string link, Console* console);
 
   // Takes each rank's own times of a step (`step`, or shortly before it), and
   // reports slow ranks. Rank 0 only.
@@ -91,15 +95,15 @@ class RunReport {
 
   const Session* session_;
   const ModelTools* tools_;
+  const RunRecord start_;
   int64_t total_steps_;
   std::string link_;
   Console* console_;
   int64_t tokens_per_step_;
   TokenFlops flops_per_token_;
   PeakRate peak_;
-  // The step of the previous line; < 0: no step yet.
-  int64_t line_step_ = -1;
-  double line_seconds_ = 0;      // of training until then
+  int64_t line_step_;            // of the previous line, or of `start_`
+  double line_seconds_;          // of training until then
   size_t num_device_notes_ = 0;  // printed so far
   StragglerDetector detector_;
   std::vector<Straggler> stragglers_;

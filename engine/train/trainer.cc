@@ -71,10 +71,10 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   ZERO_ASSIGN_OR_RETURN(
       trainer->session_,
       Session::Make(rank, config, tools, TrainingWorkload(config)));
-  trainer->report_ = std::make_unique<RunReport>(
-      *trainer->session_, trainer->tools_, product_rate, trainer->total_steps_,
-      trainer->start_->link(), console);
   ZERO_RETURN_IF_ERROR(trainer->OpenFolder());
+  trainer->report_ = std::make_unique<RunReport>(
+      *trainer->session_, trainer->tools_, product_rate, trainer->record_,
+      trainer->total_steps_, trainer->start_->link(), console);
   return trainer;
 }
 

@@ -28,11 +28,11 @@ CONFIG = runs.CONFIG | {
 class ResumeTest(RunsTest):
     config_of_runs = CONFIG
 
-    def start(self, out, *args, config="run.json"):
+    def start(self, out, *args, config="run.json", ranks=2):
         """A run that writes to the folder `out`."""
         return subprocess.Popen(
-            [ZERO, "train", config, "--ranks", "2", "--threads", "1", "--set",
-             "training.out_dir=" + out, *args],
+            [ZERO, "train", config, "--ranks", str(ranks), "--threads", "1",
+             "--set", "training.out_dir=" + out, *args],
             cwd=self.folder, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE)
 
@@ -113,9 +113,25 @@ class ResumeTest(RunsTest):
                       "is trained; to continue it, raise training.steps" % steps,
                       again)
         self.assertIn("\nalready done\n", again)
-        for words in ("zero train\n", "\n  memory "):  # of steps to take
+        # Of steps to take, or taken by this start.
+        for words in ("zero train\n", "\n  memory ", "\n  speed ",
+                      "\n  wire per step and rank ",
+                      "\n  exposed communication "):
             self.assertIn(words, once)
             self.assertNotIn(words, again)
+
+    def test_speed_and_advice_are_of_the_ranks_that_went_on(self):
+        self.train("run")
+        alone = self.train("run", "--resume", "auto", "--set",
+                           "training.steps=70", ranks=1)
+        self.assertRegex(alone, r"steps +70, [0-9,]+ tokens in ")
+        self.assertRegex(alone, r"speed +[0-9,]+ tok/s since step 60, mfu ")
+        self.assertNotIn("exposed communication", alone)
+        self.assertNotIn("to hide more of it", alone)
+        self.assertRegex(
+            self.train("run", "--resume", "auto", "--set", "training.steps=80"),
+            r"exposed communication +[0-9.]+ s, [0-9.]+ % of the training time "
+            "since step 70; ")
 
     def test_a_finished_run_is_not_repeated_by_the_command_that_continues_it(self):
         ends = ["--set", "training.save_every=0", "training.steps=12",

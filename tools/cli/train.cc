@@ -49,14 +49,23 @@ void PrintSummary(const RunSummary& summary, const Config& config,
                   const RunOptions& run, const std::string& link,
                   Console* console) {
   const int ranks = run.ranks;
+  const std::string since =
+      summary.resumed_at.empty()
+          ? ""
+          : absl::StrCat(" since step ", summary.resumed_at.back());
+  // Without steps there is no speed, and the memory would be that of loading.
+  const bool took_steps =
+      summary.resumed_at.empty() || summary.resumed_at.back() < summary.steps;
   std::vector<std::pair<std::string, std::string>> rows;
   rows.push_back({"steps", absl::StrFormat("%d, %s tokens in %s", summary.steps,
                                            WithCommas(summary.tokens),
                                            HumanSeconds(summary.seconds))});
-  rows.push_back(
-      {"speed",
-       absl::StrCat(WithCommas(std::llround(summary.tokens_per_second)),
-                    " tok/s, ", summary.utilization.ToString())});
+  if (took_steps) {
+    rows.push_back(
+        {"speed",
+         absl::StrCat(WithCommas(std::llround(summary.tokens_per_second)),
+                      " tok/s", since, ", ", summary.utilization.ToString())});
+  }
   if (summary.steps > 0) {
     rows.push_back({"loss", absl::StrFormat("%.4f -> %.4f", summary.first_loss,
                                             summary.final_loss)});
@@ -72,18 +81,15 @@ void PrintSummary(const RunSummary& summary, const Config& config,
          absl::StrFormat("%.4f, perplexity %.2f", summary.validation_loss,
                          std::exp(summary.validation_loss))});
   }
-  // Without steps it would be the memory of loading alone.
-  const bool took_steps =
-      summary.resumed_at.empty() || summary.resumed_at.back() < summary.steps;
   if (took_steps) rows.push_back({"memory", PeakText(summary, run)});
   if (!summary.wire.empty()) {
     rows.push_back({"wire per step and rank", summary.wire});
   }
   if (summary.waited.total() > 0) {
     const double seconds = 1e-3 * summary.waited.total();
-    const double exposed = seconds / summary.seconds;
-    std::string text = absl::StrFormat("%.2f s, %.1f %% of the training time",
-                                       seconds, 100 * exposed);
+    const double exposed = seconds / summary.part_seconds;
+    std::string text = absl::StrFormat("%.2f s, %.1f %% of the training time%s",
+                                       seconds, 100 * exposed, since);
     for (const Channel channel : kWaits) {
       if (summary.waited[channel] == 0) continue;
       absl::StrAppendFormat(&text, "; %s %.2f s", ChannelName(channel),

@@ -366,6 +366,36 @@ TEST_F(ResumeTest, GroupsAndWholeMastersGoOn) {
 
 // ---- What is on disk --------------------------------------------------------
 
+// Once the whole run's tokens were divided by the peak of the last ranks alone.
+TEST_F(ResumeTest, SpeedAndWaitsAreOfTheLastPartAndTotalsOfAll) {
+  constexpr int kBegun = 5, kTokens = 8 * 128;
+  for (const auto& [before, after] : {std::pair(2, 1), std::pair(1, 2)}) {
+    SCOPED_TRACE(absl::StrCat(before, " ranks, then ", after));
+    Train({.world = before}, kBegun);
+    const Part part = Train({.world = after}, kSteps, "latest");
+    double all_ms = 0, part_ms = 0, waited_ms = 0;
+    for (const nlohmann::json& line : part.steps) {
+      if (!line.contains("step_ms")) continue;  // an evaluation's
+      all_ms += line["step_ms"].get<double>();
+      if (line["step"] <= kBegun) continue;
+      part_ms += line["step_ms"].get<double>();
+      if (after > 1) {
+        waited_ms += line["communication"]["exposed_ms"].get<double>();
+      }
+    }
+    const auto summary = nlohmann::json::parse(dir_.Read("run/summary.json"));
+    const auto number = [&](const char* name) {
+      return summary.value(name, 0.0);  // one rank waits for nobody
+    };
+    EXPECT_EQ(summary["tokens"], kSteps * kTokens);
+    EXPECT_NEAR(number("train_seconds"), 1e-3 * all_ms, 1e-9);
+    EXPECT_NEAR(number("train_seconds_since_resume"), 1e-3 * part_ms, 1e-9);
+    EXPECT_NEAR(number("tokens_per_second") * 1e-3 * part_ms,
+                (kSteps - kBegun) * kTokens, 1e-6);
+    EXPECT_NEAR(number("exposed_seconds"), 1e-3 * waited_ms, 1e-9);
+  }
+}
+
 TEST_F(ResumeTest, CheckpointsAreKeptAsAsked) {
   Train({.overrides = {"training.save_every=2", "training.keep_last=2",
                        "training.keep_every=6"}},
