@@ -125,6 +125,11 @@ int HostSharersOf(const Rank& rank) {
   return sharers == 0 ? rank.world() : sharers;
 }
 
+int ContextSharersOf(const Rank& rank) {
+  const int sharers = rank.memory.context_sharers;
+  return sharers == 0 ? SharersOf(rank) : sharers;
+}
+
 int64_t TakeableBytes(const Device& device) {
   const int64_t now = device.memory().total_bytes;
   return now > 0 ? now : device.info().memory_bytes;

@@ -24,6 +24,9 @@ inline constexpr int64_t kLateKernelsBytes = int64_t{128} << 20;
 int SharersOf(const Rank& rank);
 // Ranks that share the host's memory, `rank` included.
 int HostSharersOf(const Rank& rank);
+// Ranks that share a process's context on the device, `rank` included: on the
+// CPU those of its process, which are consecutive.
+int ContextSharersOf(const Rank& rank);
 
 // Device bytes that the ranks of this process may take together, without those
 // held by other processes or forbidden by a control group.

@@ -10,6 +10,7 @@
 #include "engine/comm/launch.h"
 #include "engine/nn/freeze.h"
 #include "engine/train/evaluate.h"
+#include "engine/train/memory_fit.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
@@ -39,7 +40,8 @@ Json ResidentBytes(const Session& session) {
   if (const StateSnapshot* snapshot = session.snapshot()) {
     bytes["copy of the states"] = snapshot->ResidentBytes();
   }
-  bytes["code and files"] = ResidentFileBytes() / session.rank().world();
+  bytes["code and files"] =
+      ResidentFileBytes() / ContextSharersOf(session.rank());
   return bytes;
 }
 
@@ -361,6 +363,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
     line["stragglers"].push_back(ToJson(one));
   }
   if (rank().sent_bytes != nullptr) {
+    line["process_ranks"] = ContextSharersOf(rank());
     line["process_sent_bytes"] = rank().sent_bytes();
   }
   return ToLine(line);

@@ -39,6 +39,7 @@ struct RunSummary {
   double fewest_gathers = 0;
   double peak_bytes = 0;            // of all ranks' memory together,
   double host_bytes = 0;            // and of that the hosts' part
+  double process_peak_bytes = 0;    // on the CPU: of those in rank 0's process
   bool interrupted = false;         // by `stop`
   std::string weights;              // their folder in out_dir; empty: none
   std::string checkpoint;           // likewise, the last one

@@ -160,17 +160,12 @@ int64_t WriterBytes(const Config& config, Executor& executor,
   return bytes;
 }
 
-int ContextSharers(const Rank& rank) {
-  return rank.memory.context_sharers == 0 ? SharersOf(rank)
-                                          : rank.memory.context_sharers;
-}
-
 // This rank's share of the memory taken when the device was opened, and, if the
 // host's memory is the device's, its batch buffers and `writers`.
 int64_t FixedBytes(const Rank& rank, const TransientBytes& transient,
                    int64_t writers) {
   const bool on_host = rank.device->kind() == DeviceKind::kCpu;
-  return rank.device->memory().context_bytes / ContextSharers(rank) +
+  return rank.device->memory().context_bytes / ContextSharersOf(rank) +
          (on_host ? BatchUpload::kNumBuffers * transient.upload + writers : 0);
 }
 
@@ -388,7 +383,7 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   }
   const int64_t writers =
       workload.train
-          ? WriterBytes(config, *executor, *model, ContextSharers(rank))
+          ? WriterBytes(config, *executor, *model, ContextSharersOf(rank))
           : 0;
   rehearsal.fixed = FixedBytes(rank, rehearsal.transient, writers);
   rehearsal.fragmentation =

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/status.h"
 #include "engine/config/run_length.h"
@@ -13,6 +14,7 @@
 #include "engine/train/evaluate.h"
 #include "engine/train/generator.h"
 #include "engine/train/learning_rate.h"
+#include "engine/train/memory_fit.h"
 #include "engine/train/start_table.h"
 #include "kernels/philox.h"
 #include "nlohmann/json.hpp"
@@ -159,15 +161,18 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     status = Rescue(status, *session_, record_, folder_.get());
   }
   std::string parameters_hash;
-  double peak_bytes = 0;
+  double peaks[] = {0, 0};  // of all ranks; of those in rank 0's process
   // Without the other ranks their parameters are gone.
   if (rank_->status().ok()) {
     absl::StatusOr<std::string> hash = executor().states().Hash();
     if (hash.ok()) parameters_hash = *std::move(hash);
     status.Update(hash.status());
-    peak_bytes = session_->ledger().total_peak_bytes() + session_->host_bytes();
+    const int64_t own =
+        session_->ledger().total_peak_bytes() + session_->host_bytes();
+    peaks[0] = static_cast<double>(own);
+    if (rank_->rank() < ContextSharersOf(*rank_)) peaks[1] = peaks[0];
     status.Update(executor().numbers().AllReduce("peak bytes", ReduceOp::kSum,
-                                                 {&peak_bytes, 1}));
+                                                 absl::MakeSpan(peaks)));
   }
   // No rank waits any more, and other work on the machine may have ended since
   // the measurement at the start, if that is long ago.
@@ -177,7 +182,8 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   RunSummary summary = report_->Summarize(record_);
   summary.interrupted = status.ok() && record_.step < total_steps_;
   summary.parameters_hash = parameters_hash;
-  summary.peak_bytes = peak_bytes;
+  summary.peak_bytes = peaks[0];
+  summary.process_peak_bytes = peaks[1];
   summary.host_bytes =
       static_cast<double>(session_->host_bytes()) * rank_->world();
   summary.weights = folder_->weights();

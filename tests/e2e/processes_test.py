@@ -68,6 +68,23 @@ class ProcessesTest(RunsTest):
                     self.assertNotIn("\x1b", text)
                     self.assertIn("connected by Open MPI", text)
 
+    def test_the_memory_line_and_the_report_are_of_one_process(self):
+        for number, ranks in ((2, 2), (3, 1)):
+            text = self.end(self.processes(
+                number, ranks, "run", "train_batch_size=12",
+                "zero_optimization.stage=2"))
+            summary = self.summary("run")
+            self.assertEqual(summary["process_ranks"], ranks)
+            of_one = summary["peak_bytes"]["total"]
+            self.assertRegex(
+                text, "the first process [0-9.]+ MiB at its peak; predicted "
+                "%.1f MiB of its %d rank" % (ranks * of_one / 2**20, ranks))
+            page = self.path("report.html")
+            self.end(self.start([ZERO, "report", "run", "--html", page]))
+            with open(page) as file:
+                self.assertIn('"resident":%d' % (
+                    summary["peak_resident_bytes"] // ranks), file.read())
+
     def test_hierarchical_sums_depend_on_the_hosts_alone(self):
         sets = ("zero_optimization.stage=2", "bf16.enabled=true",
                 "communication.algorithm=hierarchical",

@@ -207,10 +207,11 @@ Json AsJson(const Run& run) {
         std::pair("resident", "peak_resident_bytes")}) {
     if (summary.contains(from)) json[name] = summary[from];
   }
-  // Ranks on the CPU are threads of one process.
+  // Ranks on the CPU are threads of one process, or of each of several.
   if (json.contains("resident")) {
+    const int64_t ranks = summary.value("ranks", int64_t{1});
     json["resident"] =
-        json["resident"].get<int64_t>() / summary.value("ranks", int64_t{1});
+        json["resident"].get<int64_t>() / summary.value("process_ranks", ranks);
   }
   return json;
 }

@@ -30,17 +30,24 @@ namespace zero {
 namespace {
 
 std::string PeakText(const RunSummary& summary, const RunOptions& run) {
-  const auto resident = static_cast<double>(PeakResidentBytes());
-  // On the CPU the process holds the ranks' memory.
-  const std::string planned = absl::StrCat(HumanBytes(summary.peak_bytes),
-                                           " of ", Counted(run.ranks, "rank"));
+  const bool several = run.ranks_here < run.ranks;
+  const std::string process = absl::StrCat(
+      several ? "the first process " : "the process ",
+      HumanBytes(static_cast<double>(PeakResidentBytes())), " at its peak");
+  // On the CPU a process holds the memory of its ranks.
   std::string text =
-      absl::StrCat(run.device == "cpu" ? "" : planned + " on the device; ",
-                   "the process ", HumanBytes(resident), " at its peak",
-                   run.device == "cpu" ? "; predicted " + planned : "");
+      run.device == "cpu"
+          ? absl::StrCat(process, "; predicted ",
+                         HumanBytes(summary.process_peak_bytes), " of ",
+                         several ? "its " : "", Counted(run.ranks_here, "rank"))
+          : absl::StrCat(HumanBytes(summary.peak_bytes), " of ",
+                         Counted(run.ranks, "rank"), " on the device; ",
+                         process);
   if (summary.host_bytes > 0) {
-    absl::StrAppend(&text, "; ", HumanBytes(summary.host_bytes),
-                    " of the ranks' memory is on the host");
+    absl::StrAppend(
+        &text, "; ", HumanBytes(summary.host_bytes), " of ",
+        several ? absl::StrCat("all ", run.ranks, " ranks'") : "the ranks'",
+        " memory is on the host");
   }
   return text;
 }
