@@ -118,8 +118,14 @@ std::string WithCommas(int64_t value) {
   return text;
 }
 
-std::string AgainstFormula(int64_t planned, int64_t formula) {
-  if (planned == formula) return " = ZeRO's formula";
+std::string AgainstFormula(int64_t planned, int64_t formula, int64_t rows) {
+  if (planned == formula) {
+    return rows == 0 ? " = ZeRO's formula"
+                     : absl::StrCat(
+                           " = ZeRO's formula ", WithCommas(formula - rows),
+                           " + ", WithCommas(rows),
+                           " of embedding rows, exchanged instead of reduced");
+  }
   const bool less = planned < formula;
   return absl::StrCat(
       " = ZeRO's formula ", WithCommas(formula), less ? " - " : " + ",

@@ -60,7 +60,8 @@ std::string Counted(int64_t count, absl::string_view noun);
 std::string WithCommas(int64_t value);
 // " = ZeRO's formula", or " = ZeRO's formula 5,354,496 - 891,648 of units that
 // stayed in place": bytes on the wire that a plan moves, and FormulaWire's.
-std::string AgainstFormula(int64_t planned, int64_t formula);
+// `rows`: those of RowsWire, which the paper's formula lacks.
+std::string AgainstFormula(int64_t planned, int64_t formula, int64_t rows = 0);
 
 }  // namespace zero
 

@@ -54,13 +54,14 @@ std::string WireText(const Session& session, const StepWire& wire) {
   const int rank = session.rank().rank();
   const StepWire planned = CountWire(plan, executor.schedule(), rank);
   const StepWire formula = FormulaWire(plan, micro_steps, rank);
+  const StepWire rows = RowsWire(plan);
   const auto describe = [](const char* what, int64_t moved, int64_t planned,
-                           int64_t formula) {
+                           int64_t formula, int64_t rows = 0) {
     std::string text = absl::StrCat(what, " ", WithCommas(moved), " bytes");
     if (moved != planned) {
       absl::StrAppend(&text, " (the plan says ", WithCommas(planned), ")");
     }
-    return text + AgainstFormula(planned, formula);
+    return text + AgainstFormula(planned, formula, rows);
   };
   if (!plan.owners.even()) {
     const StepWire worker = FormulaWire(plan, micro_steps, /*rank=*/1);
@@ -75,11 +76,12 @@ std::string WireText(const Session& session, const StepWire& wire) {
   std::string text = absl::StrCat(
       describe("gathered", wire.gathered, planned.gathered, formula.gathered),
       "; ",
-      describe("reduced", wire.reduced, planned.reduced, formula.reduced));
+      describe("reduced", wire.reduced, planned.reduced, formula.reduced,
+               rows.reduced));
   if (plan.replicate.size > 1) {
     absl::StrAppend(&text, "; ",
                     describe("reduced across groups", wire.across,
-                             planned.across, formula.across));
+                             planned.across, formula.across, rows.across));
   }
   return text;
 }

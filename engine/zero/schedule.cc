@@ -969,6 +969,22 @@ HostTraffic CountHostTraffic(const Plan& plan,
   return traffic;
 }
 
+StepWire RowsWire(const Plan& plan) {
+  StepWire wire;
+  if (!plan.owners.even()) return wire;
+  int64_t bytes = 0;
+  for (const PlannedUnit& unit : plan.units) {
+    if (unit.rows == 0 || unit.part.number > 0) continue;
+    bytes += unit.rows * (DTypeBytes(DType::kI32) +
+                          unit.width * DTypeBytes(plan.rows.dtype));
+  }
+  const int64_t n = plan.shard.size, m = plan.replicate.size;
+  wire.reduced = (n - 1) * bytes;
+  wire.across = (m - 1) * n * bytes;
+  wire.received = wire.reduced + wire.across;
+  return wire;
+}
+
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   const auto is_sharded = [](Placement state) {
     return state == Placement::kSharded;
@@ -976,12 +992,8 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   const StatePlacement& placement = plan.placement;
   const int64_t n = plan.shard.size, m = plan.replicate.size;
   int64_t psi = 0;  // of reduced gradients
-  int64_t row_bytes = 0;
   for (const PlannedUnit& unit : plan.units) {
     if (unit.completed_by >= 0) psi += unit.trained_elems;
-    if (unit.rows == 0 || unit.part.number > 0) continue;
-    row_bytes += unit.rows * (DTypeBytes(DType::kI32) +
-                              unit.width * DTypeBytes(plan.rows.dtype));
   }
   const int64_t p = DTypeBytes(plan.parameters.dtype);
   const int64_t r = DTypeBytes(plan.gradients.dtype);
@@ -1002,7 +1014,7 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
     }
   }
   const int64_t reductions = is_sharded(placement.gradients) ? micro_steps : 1;
-  StepWire wire;
+  StepWire wire = RowsWire(plan);
   if (!plan.owners.even()) {  // a server sends to all; a worker, to the server
     const bool server = rank == 0;
     wire.gathered = server ? (n - 1) * psi * p : 0;
@@ -1012,11 +1024,10 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   }
   const int64_t k = n - 1, hops = std::max<int64_t>(n - 2, 0);
   wire.gathered = gathered / n * k * p;
-  wire.reduced = reductions * psi / n * (k * r + hops * ring) + k * row_bytes;
+  wire.reduced += reductions * psi / n * (k * r + hops * ring);
   if (!is_sharded(placement.optimizer)) wire.reduced += psi / n * k * r;
-  wire.across =
-      psi / n / m * (2 * (m - 1) * r + std::max<int64_t>(m - 2, 0) * ring) +
-      (m - 1) * n * row_bytes;
+  wire.across +=
+      psi / n / m * (2 * (m - 1) * r + std::max<int64_t>(m - 2, 0) * ring);
   wire.received = wire.gathered + wire.reduced + wire.across;
   return wire;
 }

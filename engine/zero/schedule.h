@@ -172,6 +172,10 @@ HostTraffic CountHostTraffic(const Plan& plan,
 // gathered again when borrowed.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 
+// The part of FormulaWire that is not in the paper: tokens and rows of a
+// table's gradient, exchanged instead of reduced. Equal on all ranks.
+StepWire RowsWire(const Plan& plan);
+
 // Bytes that a rank sends for the few numbers that all ranks gather in a step:
 // norm and loss, the numbers agreed on before it (kNumAgreed), and with
 // `tensor_norms`, LAMB's, two for each trained parameter. The agreed numbers:

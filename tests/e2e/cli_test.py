@@ -826,11 +826,14 @@ class CliTest(unittest.TestCase):
         # and of two across.
         wire = next(line for line in out.splitlines() if "wire per" in line)
         states = halves["peak_bytes"]["parameters"]  # fp32, as gradients
-        self.assertRegex(wire, "; reduced [0-9,]+ bytes = ZeRO's formula; "
-                               "reduced across groups [0-9,]+ bytes = ZeRO's "
-                               "formula$")
-        self.assertNotIn("the plan says", wire)
         rows = 2 * 32 * 4 * (1 + 64)
+        beside = "of embedding rows, exchanged instead of reduced"
+        self.assertRegex(wire, "; reduced {:,} bytes = ZeRO's formula {:,} "
+                               r"\+ {:,} {}; reduced across groups [0-9,]+ bytes "
+                               r"= ZeRO's formula [0-9,]+ \+ {:,} {}$".format(
+                                   states + rows, states, rows, beside,
+                                   2 * rows, beside))
+        self.assertNotIn("the plan says", wire)
         self.assertEqual(step["communication"]["reduced_bytes"], states + rows)
         self.assertEqual(step["communication"]["across_bytes"],
                          states + 2 * rows)
@@ -1145,7 +1148,8 @@ class CliTest(unittest.TestCase):
         _, again = self.train_on(3, ring, "zero_optimization.stage=1",
                                  "zero_optimization.reduce_bucket_size=1000")
         self.assertIn("sharded; by ring", out)
-        self.assertRegex(out, "reduced [0-9,]+ bytes = ZeRO's formula\n")
+        self.assertRegex(out, r"reduced [0-9,]+ bytes = ZeRO's formula [0-9,]+ "
+                              r"\+ [0-9,]+ of embedding rows, exchanged")
         self.assertEqual(summary["parameters_hash"], again["parameters_hash"])
         self.assertNotEqual(summary["parameters_hash"],
                             direct["parameters_hash"])

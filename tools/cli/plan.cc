@@ -429,15 +429,18 @@ absl::Status ShowPlan(PlanFlags flags) {
   PrintBuckets("gather buckets of updated parameters", plan,
                plan.gather_buckets, DTypeBytes(plan.parameters.dtype),
                &console);
-  const auto against = [](int64_t bytes, int64_t formula_bytes) {
+  const auto against = [](int64_t bytes, int64_t formula_bytes,
+                          int64_t row_bytes = 0) {
     return absl::StrCat(WithCommas(bytes), " bytes",
-                        AgainstFormula(bytes, formula_bytes));
+                        AgainstFormula(bytes, formula_bytes, row_bytes));
   };
+  const StepWire in_rows = RowsWire(plan);
   std::vector<std::pair<std::string, std::string>> rows = {
       {"gathered", against(wire.gathered, formula.gathered)},
-      {"reduced", against(wire.reduced, formula.reduced)}};
+      {"reduced", against(wire.reduced, formula.reduced, in_rows.reduced)}};
   if (plan.replicate.size > 1) {
-    rows.push_back({"across groups", against(wire.across, formula.across)});
+    rows.push_back({"across groups",
+                    against(wire.across, formula.across, in_rows.across)});
   }
   if (!alike) {
     const StepWire worker = CountWire(plan, actions, /*rank=*/1);

@@ -44,6 +44,15 @@ TEST(ConsoleTest, OffATerminalOnlyKeptLinesArePrinted) {
             "step 1\nstep 3\ndone\n");
 }
 
+TEST(ConsoleTest, RowsAreNamedBesideTheFormulaThatLacksThem) {
+  EXPECT_EQ(AgainstFormula(5000, 5000), " = ZeRO's formula");
+  EXPECT_EQ(AgainstFormula(4000, 5000),
+            " = ZeRO's formula 5,000 - 1,000 of units that stayed in place");
+  EXPECT_EQ(AgainstFormula(5000, 5000, 1200),
+            " = ZeRO's formula 3,800 + 1,200 of embedding rows, exchanged "
+            "instead of reduced");
+}
+
 TEST(ConsoleTest, OneThingIsNoPluralAndShortTimesAreNotZero) {
   EXPECT_EQ(Counted(1, "thread"), "1 thread");
   EXPECT_EQ(Counted(0, "file"), "0 files");
