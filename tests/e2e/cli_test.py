@@ -435,8 +435,8 @@ class CliTest(unittest.TestCase):
             self.assertAlmostEqual(got / 7.4624e9, bytes_, delta=0.01 * bytes_)
 
     def test_memory_proposes_what_fits_and_that_runs(self):
-        args = ("memory", "config.json", "--ranks", "2", "--set",
-                "train_batch_size=32")
+        sets = ("--set", "train_batch_size=32", "data.sequence_length=256")
+        args = ("memory", "config.json", "--ranks", "2", *sets)
         rows = [json.loads(line)
                 for line in self.ok(*args, "--json").splitlines()]
         here = next(row for row in rows if row["as_configured"])
@@ -453,12 +453,14 @@ class CliTest(unittest.TestCase):
         seconds = [fit["assumed_seconds"] for fit in fits]
         self.assertEqual(seconds, sorted(seconds))
         for fit in fits:
-            self.assertLessEqual(fit["peak_bytes"], memory)
+            # zero train finds some MiB more, which are left free.
+            self.assertLessEqual(fit["peak_bytes"], memory - (8 << 20))
             self.assertIn("--set ", fit["patch"])
         # The proposals take the predicted memory: as options and as a file.
         for command in (("config.json", *fits[0]["patch"].split(),
-                         "--set", "train_batch_size=32"), ("fits.json",)):
+                         *sets), ("fits.json",)):
             self.ok("train", *command, "--ranks", "2",
+                    "--device-memory", "%dB" % memory,
                     "--set", "training.steps=2")
             summary = self.read_json("run/summary.json")
             self.assertEqual(summary["peak_bytes"]["activations"],
