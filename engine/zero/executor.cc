@@ -757,16 +757,34 @@ void Executor::AddRows(int table) {
 }
 
 // Sums kept for other micro-steps are allocated at the beginning, where they
-// leave no holes.
+// leave no holes. So are sums of a single one, if parameters are sharded over
+// so many ranks that all sums together are small beside a unit's gradients:
+// each in a hole of its own, they would divide the memory in which units'
+// buffers take turns.
 void Executor::TakeSums() {
-  if (!plan_.shards_gradients() || num_micro_steps_ == 1) return;
   FlatState& grads = states_->grads();
+  if (!plan_.shards_gradients()) return;
+  if (num_micro_steps_ == 1 && !HasSmallSums()) return;
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     if (!grads.IsLent(u)) continue;
     for (int p = 0; p < static_cast<int>(plan_.units[u].phases.size()); ++p) {
       grads.Lend(u, p, EmptySums(u, p));
     }
   }
+}
+
+bool Executor::HasSmallSums() const {
+  if (!plan_.shards_parameters()) return false;
+  int64_t sums = 0, largest = 0;
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    if (!states_->grads().IsLent(u)) continue;
+    const std::vector<Segment>& phases = plan_.units[u].phases;
+    for (int p = 0; p < static_cast<int>(phases.size()); ++p) {
+      sums += states_->grads().LocalElems(u, p);
+      largest = std::max(largest, phases[p].elems);
+    }
+  }
+  return sums < largest / 4;
 }
 
 Tensor Executor::EmptySums(int unit, int phase) const {

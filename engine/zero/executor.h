@@ -141,6 +141,7 @@ class Executor {
   void AddRows(int table);
   void FinishGradients(int unit, int phase);
   void TakeSums();
+  bool HasSmallSums() const;
   Tensor EmptySums(int unit, int phase) const;
   Wire::Sums PlaceSums(const Bucket& bucket, int64_t micro_step);
   void ReleaseGradients(int unit, int phase);
