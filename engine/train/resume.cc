@@ -195,15 +195,16 @@ absl::Status Resumption::CheckUnfinished(
   const auto text = ReadFile(out_dir + "/summary.json");
   const Json summary = Json::parse(text.ok() ? *text : "", /*cb=*/nullptr,
                                    /*allow_exceptions=*/false);
-  const std::string last = CheckpointFolder(folder_, total_steps_);
-  const bool finished = summary.is_object() && !summary.contains("error") &&
-                        summary.value("steps", int64_t{0}) >= total_steps_;
-  if (!finished || (!present.empty() && !IsOlder(present.back(), last))) {
+  const bool ended = summary.is_object() && !summary.contains("error");
+  const int64_t steps = ended ? summary.value("steps", int64_t{0}) : 0;
+  if (!ended || steps < total_steps_) return absl::OkStatus();
+  // Its own steps, not this run's: it may have been longer.
+  const std::string last = CheckpointFolder(folder_, steps);
+  if (!present.empty() && !IsOlder(present.back(), last)) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      "the run in ", out_dir,
-      " is finished (summary.json: ", summary["steps"].get<int64_t>(),
+      "the run in ", out_dir, " is finished (summary.json: ", steps,
       " steps) and has no checkpoint of its end; ",
       present.empty()
           ? "choose another training.out_dir, or leave out --resume, to "

@@ -148,15 +148,18 @@ class ResumeTest(RunsTest):
         self.assertRegex(text, r"weights +from the checkpoint of step %d\n" % at)
         self.assertNotIn("random", text)
         done = self.hash_of("run")
-        again = self.start("run", *ends, "--resume", "auto")
-        _, stderr = again.communicate()
-        self.assertEqual(again.returncode, 1)
-        self.assertIn(
-            "training.resume: the run in run is finished (summary.json: %d "
-            "steps) and has no checkpoint of its end; raise training.steps to "
-            "continue from %s, give --resume latest to repeat what follows it, "
-            "or start another run from its weights: --model run/final and "
-            "another training.out_dir" % (at + 2, newest), stderr)
+        # Nor ended again at its checkpoint by one of fewer steps.
+        for fewer in [], ["training.steps=%d" % at]:
+            again = self.start("run", *ends, *fewer, "--resume", "auto")
+            _, stderr = again.communicate()
+            self.assertEqual(again.returncode, 1)
+            self.assertIn(
+                "training.resume: the run in run is finished (summary.json: %d "
+                "steps) and has no checkpoint of its end; raise training.steps "
+                "to continue from %s, give --resume latest to repeat what "
+                "follows it, or start another run from its weights: --model "
+                "run/final and another training.out_dir" % (at + 2, newest),
+                stderr)
         self.assertEqual(self.hash_of("run"), done)
         self.train("run", *ends, "--resume", "latest")
         self.assertEqual(self.hash_of("run"), done)
