@@ -264,6 +264,7 @@ struct Memory {
   std::vector<FitProposal> fits;  // with --fit
   FitProposal own = {};           // the config's settings, with --fit
   MachineSpeed speed = {};        // of their prices
+  bool fits_barely = false;       // without kFoundLaterBytes
   std::string nothing_fits;       // advice if there are none
   absl::Status stopped;           // of --measure, by a signal
 };
@@ -310,10 +311,11 @@ const MemoryRow& OwnRow(const std::vector<MemoryRow>& rows) {
   return *own;
 }
 
-// Left free on the CPU by what --fit proposes, per process: zero train reads
-// `fixed` after it has loaded data and run its first kernels, and finds 6 MiB
-// more there than zero memory. On a GPU kLateKernelsBytes is left.
-constexpr int64_t kFoundLaterBytes = int64_t{16} << 20;
+// Left free on the CPU by what --fit proposes, per process, if anything does:
+// zero train reads `fixed` after it has loaded data and run its first kernels,
+// and finds up to 6 MiB more there than zero memory. On a GPU kLateKernelsBytes
+// is left.
+constexpr int64_t kFoundLaterBytes = int64_t{8} << 20;
 
 // `limits` for proposals that zero train, too, finds to fit.
 FitLimits WithRoom(FitLimits limits, const Rank& rank) {
@@ -332,9 +334,12 @@ void PrintFits(const Memory& memory) {
     return;
   }
   absl::PrintF(
-      "fit: ways to run the same training in %s a rank, some MiB of them left "
-      "free, cheapest first; above them the config as it is, to compare\n",
-      limit);
+      "fit: ways to run the same training in %s a rank%s, cheapest first; "
+      "above them the config as it is, to compare\n",
+      limit,
+      memory.fits_barely ? " (nothing leaves it the few MiB that zero train "
+                           "may find besides: it may refuse these)"
+                         : ", some MiB of them left free");
   std::vector<std::vector<std::string>> lines = {
       {"peak", "host", "disk", "sent/step", "FLOP/step", "seconds", ""}};
   const auto bytes = [](int64_t n) {
@@ -490,18 +495,17 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   }
   if (flags.fit) {
     result.config = config;
-    const FitLimits with_room = WithRoom(limits, rank);
-    ZERO_ASSIGN_OR_RETURN(
-        result.fits,
-        ProposeFits(rank, config, MakeModelTools(), with_room, result.speed));
+    const auto propose = [&](const FitLimits& within) {
+      return ProposeFits(rank, config, MakeModelTools(), within, result.speed);
+    };
+    ZERO_ASSIGN_OR_RETURN(result.fits, propose(WithRoom(limits, rank)));
+    if (result.fits.empty()) {
+      ZERO_ASSIGN_OR_RETURN(result.fits, propose(limits));
+      result.fits_barely = true;
+    }
     result.own = PriceAsItIs(config, OwnRow(result.rows).rehearsal,
                              MakeModelTools(), result.speed);
-    if (result.fits.empty() && OwnRow(result.rows).fits()) {
-      result.nothing_fits = absl::StrCat(
-          "it fits as it is, but nothing leaves a rank ",
-          HumanBytes(static_cast<double>(limits.device - with_room.device)),
-          " free, which zero train may take beside the prediction");
-    } else if (result.fits.empty()) {
+    if (result.fits.empty()) {
       ZERO_ASSIGN_OR_RETURN(
           result.nothing_fits,
           NothingFits(rank, config, MakeModelTools(), limits, result.speed));
