@@ -773,6 +773,9 @@ void Executor::TakeSums() {
   }
 }
 
+// A quarter: there Llama-3.2-1B on 256 and 1,024 ranks takes 46 to 197 MiB
+// less, Qwen3-0.6B on 256 and 512 between 20 less and 9 more; with more, Qwen3
+// on 64 takes 36 more.
 bool Executor::HasSmallSums() const {
   if (!plan_.shards_parameters()) return false;
   int64_t sums = 0, largest = 0;

@@ -96,8 +96,9 @@ class Executor {
   const SwappedStates* swapped() const { return swapped_.get(); }
   int64_t reserved_bytes() const;  // device memory of all arenas
   int64_t used_bytes() const;      // their peak so far
-  // Device memory that only steps use: a caller's until the next call. Waits
-  // for all work that is under way.
+  // The part of the steps' arena that no block is in. The caller may overwrite
+  // it until its next call to this executor. Waits for all streams: a
+  // collective that has ended here is no longer read by other ranks either.
   absl::Span<char> UnusedMemory();
   std::array<Arena*, 2> arenas() const {
     return {persistent_.get(), transient_.get()};
