@@ -122,6 +122,7 @@ ProductRate BestProductRate(const std::string& file, const DeviceInfo& device,
       flops.get<double>() >= measured.flops) {
     return {flops.get<double>(), size.get<int64_t>(), /*earlier=*/true};
   }
+  if (measured.flops <= 0) return measured;
   kept = {{"flops", measured.flops}, {"size", measured.size}};
   WriteFileAtomically(file, rates.dump(1) + "\n").IgnoreError();
   return measured;
