@@ -297,13 +297,13 @@ RunSummary RunReport::Summarize(const RunRecord& record) const {
       .validation_step = record.last_eval_step,
       .resumed_at = record.resumed_at,
       .stragglers = stragglers_};
-  if (summary.part_seconds > 0) {
-    summary.tokens_per_second =
-        static_cast<double>((record.step - start_.step) * tokens_per_step_) /
-        summary.part_seconds;
-  }
+  summary.took_steps = record.step > start_.step;
+  if (!summary.took_steps) return summary;
+  summary.tokens_per_second =
+      static_cast<double>((record.step - start_.step) * tokens_per_step_) /
+      summary.part_seconds;
   summary.utilization = UtilizationOf(summary.tokens_per_second);
-  if (rank().world() > 1 && record.step > start_.step) {
+  if (rank().world() > 1) {
     summary.wire = WireText(*session_, record.last.communication.wire);
     CountGathers(*session_, &summary);
   }
@@ -332,9 +332,11 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
     line["validation_step"] = summary.validation_step;
   }
   line["train_seconds"] = summary.seconds;
-  line["tokens_per_second"] = summary.tokens_per_second;
+  if (summary.took_steps) {
+    line["tokens_per_second"] = summary.tokens_per_second;
+    summary.utilization.AddTo(&line);
+  }
   line["peak_flops_per_second"] = peak_.flops;
-  summary.utilization.AddTo(&line);
   line["parameters"] = session_->model().NumParameters();
   if (const int64_t frozen = NumFrozen(session_->model()); frozen > 0) {
     line["frozen_parameters"] = frozen;
@@ -357,7 +359,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   if (summary.peak_bytes > 0) {
     line["peak_bytes_of_all_ranks"] = static_cast<int64_t>(summary.peak_bytes);
   }
-  if (rank().world() > 1 || summary.host_bytes > 0) {
+  if (summary.took_steps && (rank().world() > 1 || summary.host_bytes > 0)) {
     line["exposed_seconds"] = 1e-3 * summary.waited.total();
     line["waited_ms"] = PerChannel(summary.waited);
   }

@@ -25,6 +25,7 @@ struct RunSummary {
   // Of this part of the run (RunRecord::first_step): earlier ones may have had
   // other ranks or another machine.
   double part_seconds = 0;
+  bool took_steps = false;       // else no speed, utilization or waits
   double tokens_per_second = 0;  // over whole steps, without evaluation
   Utilization utilization;       // at that speed
   WaitTimes waited;              // in steps, for communication

@@ -119,6 +119,8 @@ class ResumeTest(RunsTest):
                       "\n  exposed communication "):
             self.assertIn(words, once)
             self.assertNotIn(words, again)
+        for key in "tokens_per_second", "mfu", "exposed_seconds":
+            self.assertNotIn(key, self.summary("run"))
 
     def test_speed_and_advice_are_of_the_ranks_that_went_on(self):
         self.train("run")
