@@ -506,6 +506,22 @@ class CliTest(unittest.TestCase):
         self.assertIn("stage", result.stdout)  # the table comes nevertheless
         self.assertIn("other.json is not written", result.stderr)
 
+    def test_what_fits_without_room_to_spare_is_proposed_with_a_warning(self):
+        def fit(memory):
+            return self.zero("memory", "config.json", "--ranks", "2", "--fit",
+                             "--device-memory", "%dKiB" % memory)
+        warning = "so it may refuse them"
+        low, high = 1024, 1 << 20  # nothing fits; all does
+        while high - low > 256:
+            middle = (low + high) // 2
+            if fit(middle).returncode == 0:
+                high = middle
+            else:
+                low = middle
+        self.assertIn("with this global batch nothing fits", fit(low).stdout)
+        self.assertIn(warning, fit(high).stdout)
+        self.assertNotIn(warning, fit(high + 6 * 1024).stdout)
+
     def test_the_peak_is_the_operating_systems_within_two_percent(self):
         for save_every in (0, 1):
             result = self.zero(

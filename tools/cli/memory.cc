@@ -334,12 +334,13 @@ void PrintFits(const Memory& memory) {
     return;
   }
   absl::PrintF(
-      "fit: ways to run the same training in %s a rank%s, cheapest first; "
+      "fit: ways to run the same training in %s a rank; %s; cheapest first; "
       "above them the config as it is, to compare\n",
       limit,
-      memory.fits_barely ? " (nothing leaves it the few MiB that zero train "
-                           "may find besides: it may refuse these)"
-                         : ", some MiB of them left free");
+      memory.fits_barely
+          ? "none leaves free the few MiB that zero train may need beside the "
+            "prediction, so it may refuse them"
+          : "each leaves some MiB free");
   std::vector<std::vector<std::string>> lines = {
       {"peak", "host", "disk", "sent/step", "FLOP/step", "seconds", ""}};
   const auto bytes = [](int64_t n) {
