@@ -29,8 +29,8 @@ struct PeakRate {
 // machine lowers the rate: measure while it is idle, and keep the best of
 // several measurements.
 // `memory`: where on the device the matrices go, and overwrite what is there;
-// sizes that do not fit are left out, and only larger ones may reach the
-// ceiling. nullptr: takes memory of its own.
+// sizes that do not fit are left out, so the rate may be below the ceiling.
+// nullptr: takes memory of its own.
 ProductRate MeasureProductRate(Device& device, DType dtype,
                                absl::Span<char> memory);
 

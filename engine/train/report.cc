@@ -297,8 +297,7 @@ RunSummary RunReport::Summarize(const RunRecord& record) const {
       .validation_step = record.last_eval_step,
       .resumed_at = record.resumed_at,
       .stragglers = stragglers_};
-  summary.took_steps = record.step > start_.step;
-  if (!summary.took_steps) return summary;
+  if (!summary.took_steps()) return summary;
   summary.tokens_per_second =
       static_cast<double>((record.step - start_.step) * tokens_per_step_) /
       summary.part_seconds;
@@ -332,7 +331,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
     line["validation_step"] = summary.validation_step;
   }
   line["train_seconds"] = summary.seconds;
-  if (summary.took_steps) {
+  if (summary.took_steps()) {
     line["tokens_per_second"] = summary.tokens_per_second;
     summary.utilization.AddTo(&line);
   }
@@ -359,7 +358,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   if (summary.peak_bytes > 0) {
     line["peak_bytes_of_all_ranks"] = static_cast<int64_t>(summary.peak_bytes);
   }
-  if (summary.took_steps && (rank().world() > 1 || summary.host_bytes > 0)) {
+  if (summary.took_steps() && (rank().world() > 1 || summary.host_bytes > 0)) {
     line["exposed_seconds"] = 1e-3 * summary.waited.total();
     line["waited_ms"] = PerChannel(summary.waited);
   }

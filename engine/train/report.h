@@ -25,7 +25,6 @@ struct RunSummary {
   // Of this part of the run (RunRecord::first_step): earlier ones may have had
   // other ranks or another machine.
   double part_seconds = 0;
-  bool took_steps = false;       // else no speed, utilization or waits
   double tokens_per_second = 0;  // over whole steps, without evaluation
   Utilization utilization;       // at that speed
   WaitTimes waited;              // in steps, for communication
@@ -46,6 +45,9 @@ struct RunSummary {
   std::string checkpoint;           // likewise, the last one
   std::vector<int64_t> resumed_at;  // steps where later parts of the run began
   std::vector<Straggler> stragglers;
+
+  // Whether this part has a speed, a utilization and waits.
+  bool took_steps() const { return part_seconds > 0; }
 };
 
 class RunReport {

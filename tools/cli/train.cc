@@ -61,7 +61,7 @@ void PrintSummary(const RunSummary& summary, const Config& config,
           ? ""
           : absl::StrCat(" since step ", summary.resumed_at.back());
   // Without steps there is no speed, and the memory would be that of loading.
-  const bool took_steps = summary.took_steps;
+  const bool took_steps = summary.took_steps();
   std::vector<std::pair<std::string, std::string>> rows;
   rows.push_back({"steps", absl::StrFormat("%d, %s tokens in %s", summary.steps,
                                            WithCommas(summary.tokens),
