@@ -507,9 +507,13 @@ class CliTest(unittest.TestCase):
         self.assertIn("other.json is not written", result.stderr)
 
     def test_what_fits_without_room_to_spare_is_proposed_with_a_warning(self):
-        def fit(memory):
+        def fit(memory, *form):
             return self.zero("memory", "config.json", "--ranks", "2", "--fit",
-                             "--device-memory", "%dKiB" % memory)
+                             "--device-memory", "%dKiB" % memory, *form)
+
+        def fits_barely(memory):
+            lines = fit(memory, "--json").stdout.splitlines()
+            return json.loads(lines[-1])["fits_barely"]
         warning = "so it may refuse them"
         low, high = 1024, 1 << 20  # nothing fits; all does
         while high - low > 256:
@@ -518,9 +522,14 @@ class CliTest(unittest.TestCase):
                 high = middle
             else:
                 low = middle
+        # What a start of the program takes differs by some 200 KiB.
+        low, high = low - 512, high + 512
         self.assertIn("with this global batch nothing fits", fit(low).stdout)
         self.assertIn(warning, fit(high).stdout)
         self.assertNotIn(warning, fit(high + 6 * 1024).stdout)
+        self.assertEqual([fits_barely(memory)
+                          for memory in (low, high, high + 6 * 1024)],
+                         [False, True, False])
 
     def test_the_peak_is_the_operating_systems_within_two_percent(self):
         for save_every in (0, 1):

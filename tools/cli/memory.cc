@@ -264,7 +264,7 @@ struct Memory {
   std::vector<FitProposal> fits;  // with --fit
   FitProposal own = {};           // the config's settings, with --fit
   MachineSpeed speed = {};        // of their prices
-  bool fits_barely = false;       // without kFoundLaterBytes
+  bool fits_barely = false;       // there are some, without kFoundLaterBytes
   std::string nothing_fits;       // advice if there are none
   absl::Status stopped;           // of --measure, by a signal
 };
@@ -395,6 +395,7 @@ Json FitsAsJson(const Memory& memory) {
   for (const FitProposal& fit : memory.fits) fits.push_back(as_json(fit));
   return {{"config", memory.rows.front().run.config},
           {"as_it_is", as_json(memory.own)},
+          {"fits_barely", memory.fits_barely},
           {"fits", fits}};
 }
 
@@ -502,7 +503,7 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
     ZERO_ASSIGN_OR_RETURN(result.fits, propose(WithRoom(limits, rank)));
     if (result.fits.empty()) {
       ZERO_ASSIGN_OR_RETURN(result.fits, propose(limits));
-      result.fits_barely = true;
+      result.fits_barely = !result.fits.empty();
     }
     result.own = PriceAsItIs(config, OwnRow(result.rows).rehearsal,
                              MakeModelTools(), result.speed);
