@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
+#include "engine/train/memory_fit.h"
 
 namespace zero {
 namespace {
@@ -379,6 +380,10 @@ absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
       HumanBytes(static_cast<double>(limit)),
       !has_budget ? ""
       : on_host   ? " (--host-memory)"
+      : on_gpu    ? absl::StrFormat(" (%s by --device-memory, less %s for "
+                                       "kernels that load later)",
+                                    HumanBytes(rank.memory.device_budget),
+                                    HumanBytes(kLateKernelsBytes))
                   : " (--device-memory)",
       on_host ? "host" : "device",
       needed > limit ? absl::StrCat(" and needs at least ",

@@ -200,7 +200,12 @@ absl::Status CheckFits(
       loads_late ? absl::StrCat(", ", HumanBytes(late),
                                 " for kernels that load later,")
                  : "",
-      HumanBytes(memory), has_budget ? " (--device-memory)" : "",
+      HumanBytes(memory),
+      !has_budget ? ""
+      : sharers == 1
+          ? " (--device-memory)"
+          : absl::StrFormat(" (%d ranks of %s by --device-memory)", sharers,
+                            HumanBytes(rank.memory.device_budget)),
       HumanBytes(device.memory_bytes), device.name,
       fits_without           ? kWithoutCopy
       : searched.has_value() ? *searched

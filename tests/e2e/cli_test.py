@@ -492,6 +492,11 @@ class CliTest(unittest.TestCase):
                          "and needs at least ")
         self.assertIn("--fit: no change makes config.json fit", result.stderr)
         result = self.zero(*args, "--fit", "--device", "cuda",
+                           "--device-memory", "150MiB")
+        self.assertIn(": a rank may take 22.0 MiB (150.0 MiB by --device-memory, "
+                      "less 128.0 MiB for kernels that load later) of the "
+                      "device's", result.stdout)
+        result = self.zero(*args, "--fit", "--device", "cuda",
                            "--device-memory", "1200MiB", "--host-memory", "1MiB",
                            "--set", 'model={"preset": "gpt2"}',
                            "data.tokenizer=none")
@@ -1049,6 +1054,11 @@ class CliTest(unittest.TestCase):
         # Without the second one memory has both.
         text = self.error("train", *run, *device)
         self.assertRegex(text, r"may take .* \(--device-memory\) of the")
+        # Of several ranks the size that was given, and what it comes to.
+        self.assertIn("may take 20.0 MiB (2 ranks of 10.0 MiB by "
+                      "--device-memory) of the", self.error(
+                          "train", *run, "--ranks", "2", "--device-memory",
+                          "10MiB"))
         self.assertNotIn("offload", text)
         # What it proposes runs, to the same bits.
         patch = self.proposed(*run, *device, *host)
