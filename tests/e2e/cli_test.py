@@ -327,10 +327,23 @@ class CliTest(unittest.TestCase):
         for legend in (r"\* is the config's own; fixed: ",
                        r"computed again in backward: keep_all nothing; off norms"):
             self.assertRegex(self.ok(*args), r"note: " + legend)
-        for size in ("-5GiB", "80", "1e30GiB"):
-            self.error(*args, "--device-memory", size)
-        self.assertIn("want a size with its unit, such as 80GiB",
-                      self.error(*args, "--device-memory", "80"))
+        for size, reason in (
+                ("80", "has no unit"), ("1e9", "has no unit"),
+                ("10XB", "has an unknown unit, XB: the units are B, KB, MB, GB, "
+                         "TB, KiB, MiB, GiB and TiB"),
+                ("1e30GB", "is too large: the limit is 1000000 TB"),
+                ("-5GiB", "is less than one byte"),
+                ("0.5B", "is less than one byte"),
+                ("GiB", "is not a number with a unit"),
+                ("nanGiB", "is not a number with a unit"),
+                ("5,5GiB", "is not a number with a unit")):
+            for option in ("--device-memory", "--host-memory"):
+                self.assertIn(
+                    '%s: "%s" %s; want a size such as 80GiB' % (
+                        option, size, reason), self.error(*args, option, size))
+        for size in ("2gib", "2 GiB", "2048MiB", "2g", "2147483648B", "2.0GiB"):
+            self.assertIn("may take 2.00 GiB",
+                          self.ok(*args, "--device-memory", size))
         self.ok(*args, "--set", "zero_optimization.stage=3",
                 "--set", "zero_optimization.mics_shard_size=1")
         csv = self.ok(*args, "--csv").splitlines()

@@ -2,14 +2,17 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "engine/base/status.h"
 #include "engine/config/json_text.h"
 #include "engine/data/token_file.h"
@@ -40,6 +43,33 @@ std::map<std::string, double> SizeUnits() {
     units[absl::StrCat(prefix, "ib")] = units[prefix] = binary;
   }
   return units;
+}
+
+// Replaces a size such as "80GiB" by its bytes, or says what is wrong with it.
+std::string SizeToBytes(std::string& size) {
+  static const std::map<std::string, double> units = SizeUnits();
+  const auto wrong = [&](const auto&... reason) {
+    return absl::StrCat("\"", size, "\" ", reason...,
+                        "; want a size such as 80GiB");
+  };
+  const absl::string_view text = size;
+  const size_t end = text.find_last_of("0123456789. ") + 1;
+  const absl::string_view unit = text.substr(end);
+  double bytes = 0;
+  if (!absl::SimpleAtod(text.substr(0, end), &bytes)) {
+    return wrong("is not a number with a unit");
+  }
+  if (unit.empty()) return wrong("has no unit");
+  const auto factor = units.find(absl::AsciiStrToLower(unit));
+  if (factor == units.end()) {
+    return wrong("has an unknown unit, ", unit,
+                 ": the units are B, KB, MB, GB, TB, KiB, MiB, GiB and TiB");
+  }
+  bytes *= factor->second;
+  if (bytes < 1) return wrong("is less than one byte");
+  if (bytes >= 1e18) return wrong("is too large: the limit is 1000000 TB");
+  size = absl::StrCat(static_cast<int64_t>(bytes));
+  return "";
 }
 
 }  // namespace
@@ -98,25 +128,7 @@ void AddHostThreadsOption(CLI::App& app, RunOptions* options) {
 void AddMemoryOptions(CLI::App& app, RunOptions* options) {
   const auto add = [&](const char* name, double* bytes, const char* doc) {
     app.add_option(name, *bytes, doc)
-        ->transform(CLI::AsNumberWithUnit(
-            SizeUnits(), CLI::AsNumberWithUnit::Options(
-                             CLI::AsNumberWithUnit::CASE_INSENSITIVE |
-                             CLI::AsNumberWithUnit::UNIT_REQUIRED)))
-        ->check(CLI::Validator(
-            [](const std::string& bytes) {
-              const double size = std::atof(bytes.c_str());
-              return size > 0 && size < 1e18
-                         ? std::string()
-                         : std::string("want a size above 0, such as 80GiB");
-            },
-            ""))
-        // Comes first.
-        ->transform(CLI::Validator(
-            [](const std::string& bytes) {
-              const bool bare = !bytes.empty() && bytes.back() <= '9';
-              return bare ? "want a size with its unit, such as 80GiB" : "";
-            },
-            ""))
+        ->transform(CLI::Validator(SizeToBytes, ""))
         ->type_name("SIZE");
   };
   add("--device-memory", &options->device_memory,
