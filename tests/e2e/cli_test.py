@@ -153,8 +153,11 @@ class CliTest(unittest.TestCase):
                           self.error("checkpoint", "export", "a", place))
         self.assertIn("'.' is neither empty nor a model",
                       self.error("checkpoint", "export", "a", "."))
-        for size in ("0", "-1"):
-            self.assertIn("--max-shard-size: want a size above 0", self.error(
+        for size, reason in (("0GB", "is less than one byte"),
+                             ("5", "has no unit"),
+                             ("1e30GB", "is too large"),
+                             ("10XB", "has an unknown unit, XB")):
+            self.assertIn('--max-shard-size: "%s" %s' % (size, reason), self.error(
                 "checkpoint", "export", "a", "none", "--max-shard-size", size))
         # A link to a larger disk stays one.
         os.mkdir(self.path("disk"))

@@ -16,7 +16,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -718,15 +717,8 @@ Command AddCheckpoint(CLI::App& app) {
           "--max-shard-size", flags->max_shard_bytes,
           "most bytes of a file of weights, such as 5GB (the default); "
           "a larger model is written as shards with an index")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Validator(
-          [](std::string& text) {
-            int64_t bytes = 0;
-            return absl::SimpleAtoi(text, &bytes) && bytes > 0
-                       ? ""
-                       : "want a size above 0";
-          },
-          ""));
+      ->transform(CLI::Validator(SizeToBytes, ""))
+      ->type_name("SIZE");
   return [flags] { return flags->run(*flags); };
 }
 

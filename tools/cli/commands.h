@@ -95,6 +95,9 @@ void NoteStrangeTokenizer(const Tokenizer& tokenizer, const ModelConfig& model);
 void AddRanksOption(CLI::App& app, RunOptions* options);
 // Declares --host-threads.
 void AddHostThreadsOption(CLI::App& app, RunOptions* options);
+// Replaces a size with its unit, such as "80GiB", by its bytes. Returns what is
+// wrong with it, or nothing, as CLI::Validator wants.
+std::string SizeToBytes(std::string& size);
 // Declares --device-memory and --host-memory, for commands whose run may be
 // limited.
 void AddMemoryOptions(CLI::App& app, RunOptions* options);

@@ -45,7 +45,8 @@ std::map<std::string, double> SizeUnits() {
   return units;
 }
 
-// Replaces a size such as "80GiB" by its bytes, or says what is wrong with it.
+}  // namespace
+
 std::string SizeToBytes(std::string& size) {
   static const std::map<std::string, double> units = SizeUnits();
   const auto wrong = [&](const auto&... reason) {
@@ -71,8 +72,6 @@ std::string SizeToBytes(std::string& size) {
   size = absl::StrCat(static_cast<int64_t>(bytes));
   return "";
 }
-
-}  // namespace
 
 int AllowedCores() {
   cpu_set_t cores;
