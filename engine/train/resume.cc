@@ -162,6 +162,8 @@ class Resumption {
   }
   absl::StatusOr<ResumedRun> TryResume();
   absl::StatusOr<Choice> Choose() const;
+  // Refuses a run's folder, or its checkpoints/, and names its newest one.
+  absl::Status CheckIsNoRun(const std::string& given) const;
   // Reads this rank's states one after the other.
   absl::StatusOr<StateAccess::ReadNextFn> OpenStates(
       const CheckpointReader& reader,
@@ -237,6 +239,18 @@ absl::Status Resumption::MoveAway() const {
   return absl::OkStatus();
 }
 
+absl::Status Resumption::CheckIsNoRun(const std::string& given) const {
+  for (const std::string& folder : {given, given + "/checkpoints"}) {
+    const auto found = FindNewestCheckpoint(folder);
+    if (!found.ok()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", given, "' is not a checkpoint; pass its newest one, ",
+        std::filesystem::path(found->path).lexically_normal().string(),
+        IsIn(found->path, folder_) ? ", or auto" : ""));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
   ZERO_RETURN_IF_ERROR(RemoveUnfinishedCheckpoints(folder_));
   const std::vector<std::string> present = ListCheckpoints(folder_);
@@ -255,6 +269,7 @@ absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
                        "such as ",
                        folder_, "/step-00001000"));
     }
+    ZERO_RETURN_IF_ERROR(CheckIsNoRun(resume));
     ZERO_ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(resume));
     if (!IsIn(resume, folder_)) {
       if (!present.empty()) return BesideAnother();

@@ -242,6 +242,17 @@ class ResumeTest(RunsTest):
         self.assertIn("run/checkpoints has checkpoints of an earlier run; "
                       "resume from them with --resume auto", stderr)
 
+    def test_a_runs_folder_is_answered_with_its_newest_checkpoint(self):
+        self.train("run")
+        newest = "run/checkpoints/step-%08d" % self.newest("run")
+        for given in "run", "run/", "run/checkpoints/":
+            for out, also in ("run", ", or auto\n"), ("other", "\n"):
+                run = self.start(out, "--resume", given)
+                _, stderr = run.communicate()
+                self.assertEqual(run.returncode, 1)
+                self.assertIn("training.resume: '%s' is not a checkpoint; pass its "
+                              "newest one, %s%s" % (given, newest, also), stderr)
+
     def test_a_full_disk_ends_the_run_and_names_the_file(self):
         # A file size limit stands in for a full disk.
         run = subprocess.run(
