@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "engine/config/json_text.h"
@@ -257,28 +258,30 @@ std::string PrintSchema() {
 }
 
 absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern) {
-  // "gradient clipping" is gradient_clipping, too.
-  const auto spaced = [](absl::string_view text) {
-    return absl::StrReplaceAll(text, {{"_", " "}});
-  };
-  const std::string inside = absl::StrCat("*", spaced(pattern), "*");
-  const auto matches = [&](const std::string& text) {
-    return fnmatch(inside.c_str(), spaced(text).c_str(), FNM_CASEFOLD) == 0;
+  const std::vector<std::string> words =
+      absl::StrSplit(pattern, absl::ByAnyChar(" \t\n"), absl::SkipEmpty());
+  const auto matches = [](const std::string& word, const std::string& text) {
+    const std::string inside = absl::StrCat("*", word, "*");
+    return fnmatch(inside.c_str(), text.c_str(), FNM_CASEFOLD) == 0;
   };
   std::string by_path, by_doc;
   for (const KeySpec& key : AllKeys()) {
-    if (matches(key.path)) {
-      by_path += ReferenceText(key);
-    } else if (matches(key.doc)) {
-      by_doc += ReferenceText(key);
+    bool is_in_path = true, is_in_either = true;
+    for (const std::string& word : words) {
+      const bool path_has = matches(word, key.path);
+      is_in_path &= path_has;
+      is_in_either &= path_has || matches(word, key.doc);
     }
+    if (is_in_either) (is_in_path ? by_path : by_doc) += ReferenceText(key);
   }
-  if (!by_path.empty()) return by_path;
-  if (!by_doc.empty()) return by_doc;
+  if (!by_path.empty() || !by_doc.empty()) return by_path + by_doc;
   const std::string part = absl::AsciiStrToLower(pattern);
   const std::string near = NearestKey("", part.substr(part.rfind('.') + 1));
+  const auto quote = [](std::string* out, const std::string& word) {
+    *out += JsonQuote(word);
+  };
   return absl::NotFoundError(absl::StrCat("no key's name or meaning contains ",
-                                          JsonQuote(pattern),
+                                          absl::StrJoin(words, " and ", quote),
                                           near.empty() ? KnownKeys("") : near));
 }
 

@@ -91,8 +91,8 @@ Command AddConfig(CLI::App& app) {
   app.add_flag("--schema", flags->schema, "print a JSON schema for editors");
   app.add_option_function<std::string>(
          "--keys", [flags](const std::string& text) { flags->keys = text; },
-         "print every key, default and meaning, or those whose name, or else "
-         "meaning, contains a shell PATTERN (\"*\": any text)")
+         "print every key, default and meaning, or those whose name or meaning "
+         "contains each word of PATTERN (\"*\": any text)")
       ->expected(0, 1)
       ->type_name("[PATTERN]")
       ->trigger_on_parse();
