@@ -145,6 +145,15 @@ class CliTest(unittest.TestCase):
         other = self.zero("checkpoint", "diff", "a", "c")
         self.assertIn("elements differ, first ", other.stderr)
         self.assertEqual(other.returncode, 1)
+        # The states with the most different elements are printed.
+        def different(text):
+            return [int(n.replace(",", "")) for n in
+                    re.findall(r": ([0-9,]+) of [0-9,]+ elements differ", text)]
+        every = different(self.zero("checkpoint", "diff", "a", "c", "--all").stdout)
+        self.assertEqual(every, sorted(every, reverse=True))
+        self.assertEqual(different(other.stdout), every[:10])
+        self.assertIn("\n... and %d more; --all prints them\n" % (len(every) - 10),
+                      other.stdout)
         # The last one has the weights that the run ended with.
         self.assertIn("as bf16", self.ok("checkpoint", "export", "a", "exported"))
         for place, has in (("a", "metrics.jsonl"), ("a/checkpoints", "latest"),

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <set>
 #include <string>
@@ -351,11 +352,30 @@ struct StateDifferences {
   int64_t states = 0, elems = 0;  // compared
   int64_t different_states = 0, different_elems = 0;
   std::string first;
+  // What differs, each with its number of elements: kWhole if the states cannot
+  // be compared by element.
+  std::vector<std::pair<int64_t, std::string>> lines;
+  static constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
 
-  void Add(const std::string& what) {
+  void Add(int64_t elems, const std::string& what, const std::string& line) {
     if (different_states++ == 0) first = what;
+    lines.emplace_back(elems, line);
   }
 };
+
+// The states with the most different elements first.
+void PrintMostDifferent(StateDifferences differences, bool all) {
+  constexpr size_t kMost = 10;
+  auto& lines = differences.lines;
+  std::stable_sort(
+      lines.begin(), lines.end(),
+      [](const auto& a, const auto& b) { return a.first > b.first; });
+  const size_t shown = all ? lines.size() : std::min(lines.size(), kMost);
+  for (size_t i = 0; i < shown; ++i) absl::PrintF("%s\n", lines[i].second);
+  if (shown == lines.size()) return;
+  absl::PrintF("... and %s more; --all prints them\n",
+               WithCommas(lines.size() - shown));
+}
 
 // Compares a state of a parameter that both checkpoints have, with the same
 // type and shape.
@@ -389,16 +409,17 @@ absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
   differences->different_elems += num_different;
   if (first < 0) return absl::OkStatus();
   differences->Add(
-      absl::StrCat(state, " of ", name, ", element ", first, ": ", values));
-  absl::PrintF("%s of %s: %s of %s elements differ, first %d: %s\n", state,
-               name, WithCommas(num_different), WithCommas(elems), first,
-               values);
+      num_different,
+      absl::StrCat(state, " of ", name, ", element ", first, ": ", values),
+      absl::StrFormat("%s of %s: %s of %s elements differ, first %d: %s", state,
+                      name, WithCommas(num_different), WithCommas(elems), first,
+                      values));
   return absl::OkStatus();
 }
 
 // The difference in words; none if they are equal.
 absl::StatusOr<absl::optional<std::string>> DifferenceOf(
-    const std::string& path_a, const std::string& path_b) {
+    const std::string& path_a, const std::string& path_b, bool all) {
   ZERO_ASSIGN_OR_RETURN(const auto a, OpenCheckpoint(path_a));
   ZERO_ASSIGN_OR_RETURN(const auto b, OpenCheckpoint(path_b));
   const CheckpointManifest &of_a = a->manifest(), &of_b = b->manifest();
@@ -439,11 +460,12 @@ absl::StatusOr<absl::optional<std::string>> DifferenceOf(
       if (what.empty()) {
         ZERO_RETURN_IF_ERROR(DiffState(*a, *b, state, name, &differences));
       } else {
-        differences.Add(absl::StrCat(state, " of ", name, ": ", what));
-        absl::PrintF("%s of %s: %s\n", state, name, what);
+        what = absl::StrCat(state, " of ", name, ": ", what);
+        differences.Add(StateDifferences::kWhole, what, what);
       }
     }
   }
+  PrintMostDifferent(differences, all);
   if (differences.different_states == 0) {
     absl::PrintF("equal: %s states of parameters, %s elements\n",
                  WithCommas(differences.states), WithCommas(differences.elems));
@@ -457,8 +479,9 @@ absl::StatusOr<absl::optional<std::string>> DifferenceOf(
 }
 
 // Exit status as diff(1): 1 if they differ, 2 if they cannot be compared.
-absl::Status Diff(const std::string& path_a, const std::string& path_b) {
-  const auto difference = DifferenceOf(path_a, path_b);
+absl::Status Diff(const std::string& path_a, const std::string& path_b,
+                  bool all) {
+  const auto difference = DifferenceOf(path_a, path_b, all);
   if (!difference.ok()) return WithExitCode(difference.status(), 2);
   return difference->has_value() ? absl::FailedPreconditionError(**difference)
                                  : absl::OkStatus();
@@ -651,7 +674,7 @@ Command AddCheckpoint(CLI::App& app) {
     std::string path, other, dtype;
     int64_t max_shard_bytes = kMaxShardBytes;
     std::vector<std::string> paths;
-    bool json = false;
+    bool json = false, all = false;
     absl::Status (*run)(const Flags&) = nullptr;
   };
   const auto flags = std::make_shared<Flags>();
@@ -693,9 +716,14 @@ Command AddCheckpoint(CLI::App& app) {
       "that each was written with; exits with 0 if they are equal, 1 if "
       "they differ, else 2",
       "out/gpt2_tiny out/gpt2_tiny_stage3/checkpoints/step-00000500",
-      [](const Flags& flags) { return Diff(flags.path, flags.other); });
+      [](const Flags& flags) {
+        return Diff(flags.path, flags.other, flags.all);
+      });
   diff->add_option("A", flags->path, kPath)->required();
   diff->add_option("B", flags->other, kPath)->required();
+  diff->add_flag("--all", flags->all,
+                 "print every state that differs, not only those with the most "
+                 "different elements");
   CLI::App* write =
       add("export", "Write the weights as a Hugging Face folder",
           "out/gpt2_tiny weights --dtype bf16", [](const Flags& flags) {
