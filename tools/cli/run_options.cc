@@ -40,7 +40,9 @@ std::map<std::string, double> SizeUnits() {
     thousands *= 1000;
     binary *= 1024;
     units[absl::StrCat(prefix, "b")] = thousands;
-    units[absl::StrCat(prefix, "ib")] = units[prefix] = binary;
+    for (const char* rest : {"", "i", "ib"}) {
+      units[absl::StrCat(prefix, rest)] = binary;
+    }
   }
   return units;
 }
