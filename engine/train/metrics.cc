@@ -1,6 +1,5 @@
 #include "engine/train/metrics.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -64,8 +63,14 @@ nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger) {
 }
 
 int64_t PeakResidentBytes() {
-  rusage usage = {};
-  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss * 1024 : 0;
+  // Not getrusage's: that survives exec, so it includes the peak of the program
+  // that started this one.
+  std::ifstream status("/proc/self/status");
+  int64_t kib = 0;
+  for (std::string word; status >> word;) {
+    if (word == "VmHWM:") status >> kib;
+  }
+  return kib * 1024;
 }
 
 int64_t ResidentFileBytes() {
