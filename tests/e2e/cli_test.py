@@ -369,6 +369,15 @@ class CliTest(unittest.TestCase):
         self.assertIn("a parameter server has no stages", self.error(
             *args, "--set", "communication.algorithm=parameter_server"))
 
+    def test_memory_measures_without_the_data(self):
+        rows = [json.loads(line) for line in self.ok(
+            "memory", "config.json", "--threads", "1", "--json", "--measure",
+            "--set", "data.train=missing.txt",
+            "training.sample_every=4").splitlines()]
+        self.assertEqual(len(rows), 16)
+        for row in rows:
+            self.assertEqual(row["measured"]["activations"], row["activations"])
+
     def test_peaks_fall_where_the_vocabulary_is_the_model(self):
         args = ("--ranks", "2", "--set", "train_batch_size=2",
                 "--set", "train_micro_batch_size_per_gpu=1",

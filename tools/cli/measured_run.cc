@@ -137,9 +137,11 @@ absl::Status MeasureFolder::GiveData(const Config& config, RunOptions* run) {
         writer->Append(tokens.data(), static_cast<int64_t>(tokens.size())));
   }
   ZERO_RETURN_IF_ERROR(writer->Commit());
-  run->sets.insert(run->sets.end(),
-                   {absl::StrCat("data.train=", file), "data.tokenizer=none",
-                    "data.format=llmc"});
+  run->sets.insert(
+      run->sets.end(),
+      {absl::StrCat("data.train=", file), "data.tokenizer=none",
+       "data.format=llmc", "training.sample_every=0",
+       absl::StrCat("model.vocab_size=", config.model.vocab_size)});
   if (!config.data.validation.empty()) {
     run->sets.push_back(absl::StrCat("data.validation=", file));
   }
