@@ -372,8 +372,9 @@ class CliTest(unittest.TestCase):
     def test_memory_measures_without_the_data(self):
         rows = [json.loads(line) for line in self.ok(
             "memory", "config.json", "--threads", "1", "--json", "--measure",
-            "--set", "data.train=missing.txt",
-            "training.sample_every=4").splitlines()]
+            "--set", "data.train=missing.txt", "training.sample_every=4",
+            'model={"model_type": "gpt2", "n_layer": 2, "n_embd": 64, '
+            '"n_head": 2}').splitlines()]
         self.assertEqual(len(rows), 16)
         for row in rows:
             self.assertEqual(row["measured"]["activations"], row["activations"])
