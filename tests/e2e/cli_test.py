@@ -571,6 +571,20 @@ class CliTest(unittest.TestCase):
         self.assertEqual([fits_barely(memory)
                           for memory in (low, high, high + 6 * 1024)],
                          [False, True, False])
+        # So is the config as it is.
+        def as_it_is(memory, *args):
+            return self.ok("memory", "config.json", "--ranks", "2",
+                           "--device-memory", "%dB" % memory, *args).splitlines()
+
+        def own(memory):
+            rows = map(json.loads, as_it_is(memory, "--json"))
+            return next(row for row in rows if row["as_configured"])
+        peak = own(1 << 30)["peak_bytes"]
+        for free, barely in ((1 << 20, True), (9 << 20, False)):
+            row = own(peak + free)
+            self.assertEqual((row["fits"], row["fits_barely"]), (True, barely))
+            self.assertEqual("so it may refuse the run"
+                             in as_it_is(peak + free)[0], barely)
 
     def test_the_peak_is_the_operating_systems_within_two_percent(self):
         for save_every in (0, 1):

@@ -325,6 +325,14 @@ FitLimits WithRoom(FitLimits limits, const Rank& rank) {
   return limits;
 }
 
+// A warning, such as of "none leaves" and "them".
+std::string MayBeRefused(absl::string_view subject, absl::string_view what) {
+  return absl::StrCat(subject,
+                      " free the few MiB that zero train may need beside the "
+                      "prediction, so it may refuse ",
+                      what);
+}
+
 // How the config can run in the available memory.
 void PrintFits(const Memory& memory) {
   const std::string limit =
@@ -337,10 +345,8 @@ void PrintFits(const Memory& memory) {
       "fit: ways to run the same training in %s a rank; %s; cheapest first; "
       "above them the config as it is, to compare\n",
       limit,
-      memory.fits_barely
-          ? "none leaves free the few MiB that zero train may need beside the "
-            "prediction, so it may refuse them"
-          : "each leaves some MiB free");
+      memory.fits_barely ? MayBeRefused("none leaves", "them")
+                         : "each leaves some MiB free");
   std::vector<std::vector<std::string>> lines = {
       {"peak", "host", "disk", "sent/step", "FLOP/step", "seconds", ""}};
   const auto bytes = [](int64_t n) {
@@ -479,6 +485,7 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
                         PredictRows(run, config, planned, limits, offloads));
   result.speed = planned.Speed(config, offloads);
   for (MemoryRow& row : result.rows) {
+    row.room = limits.device - WithRoom(limits, rank).device;
     row.offload_seconds =
         OffloadSeconds(row.rehearsal, run.ranks, result.speed);
   }
@@ -605,6 +612,10 @@ void PrintVerdict(const std::vector<MemoryRow>& rows) {
   }
   if (needs.disk_bytes > 0 && own.limits.disk != INT64_MAX) {
     absl::StrAppend(&text, "; disk ", of(needs.disk_bytes, own.limits.disk));
+  }
+  if (own.fits_barely()) {
+    absl::StrAppend(&text, "; ",
+                    MayBeRefused("this does not leave", "the run"));
   }
   absl::PrintF("%s %s as it is: %s\n", own.run.config,
                own.fits() ? "fits" : "does not fit", text);

@@ -192,7 +192,8 @@ Json AsJson(const MemoryRow& row, bool measures) {
                 row.rehearsal.one_memory ? Json() : Json(row.limits.host)},
                {"disk_free_bytes",
                 row.limits.disk == INT64_MAX ? Json() : Json(row.limits.disk)},
-               {"fits", row.fits()}};
+               {"fits", row.fits()},
+               {"fits_barely", row.fits_barely()}};
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     json[MemoryCategoryName(static_cast<MemoryCategory>(i))] =
         ledger.at_peak()[i];

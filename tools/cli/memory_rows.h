@@ -33,6 +33,7 @@ struct MemoryRow {
   int64_t formula_states;
   StepWire formula_wire;
   FitLimits limits;
+  int64_t room;            // of limits.device, that zero train may need as well
   double offload_seconds;  // OffloadSeconds
   absl::optional<MeasuredRun> measured;
   std::string failure;  // why the measured run failed
@@ -44,6 +45,9 @@ struct MemoryRow {
     return rehearsal.needed_bytes() <= limits.device &&
            rehearsal.disk_bytes <= limits.disk &&
            (rehearsal.one_memory || rehearsal.host_bytes() <= limits.host);
+  }
+  bool fits_barely() const {
+    return fits() && rehearsal.needed_bytes() > limits.device - room;
   }
   // This rank's predicted share of the process's resident bytes.
   int64_t ResidentBytes() const {
