@@ -73,8 +73,9 @@ class Search {
 
   const MachineSpeed& speed() const { return speed_; }
 
-  // Appends the one with the largest micro-batch that fits, if any does. With
-  // one micro-step there is no sum of gradients during backward, so it may take
+  // Appends the one with the config's micro-batch, which may take less for the
+  // same price, and the one with the largest, of those that fit. With one
+  // micro-step there is no sum of gradients during backward, so it may take
   // less than several; among several the peak grows with the micro-batch.
   absl::Status Try(FitProposal proposal,
                    std::vector<FitProposal>* found) const {
@@ -86,12 +87,20 @@ class Search {
              proposal.disk_bytes <= limits_.disk &&
              (one_memory() || proposal.host_bytes <= limits_.host);
     };
-    ZERO_ASSIGN_OR_RETURN(const bool whole, fits(splits.size() - 1));
-    if (whole) {
-      found->push_back(proposal);
-      return absl::OkStatus();
+    const size_t whole = splits.size() - 1;
+    size_t own = 0;
+    while (splits[own].first != config_.train_micro_batch_size_per_gpu) ++own;
+    ZERO_ASSIGN_OR_RETURN(const bool own_fits, fits(own));
+    if (own_fits) found->push_back(proposal);
+    if (own < whole) {
+      ZERO_ASSIGN_OR_RETURN(const bool whole_fits, fits(whole));
+      if (whole_fits) {
+        found->push_back(proposal);
+        return absl::OkStatus();
+      }
     }
-    size_t fitting = 0, ends = splits.size() - 1;  // how many fit; how many may
+    const size_t known = own_fits ? own + 1 : 0;
+    size_t fitting = known, ends = own_fits ? whole : own;  // how many fit; may
     FitProposal best;
     while (fitting < ends) {
       const size_t middle = (fitting + ends) / 2;
@@ -103,7 +112,7 @@ class Search {
         ends = middle;
       }
     }
-    if (fitting > 0) found->push_back(best);
+    if (fitting > known) found->push_back(best);
     return absl::OkStatus();
   }
 
@@ -167,8 +176,8 @@ class Search {
   const MachineSpeed& speed_;
 };
 
-// Finds, for every sensible stage, recompute level, group size and offload, the
-// largest micro-batch that fits.
+// Finds, for every stage, recompute level, group size and offload, the config's
+// micro-batch and the largest one, of those that fit.
 absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
                                                   const Rank& rank,
                                                   const ZeroConfig& zero,
@@ -177,28 +186,22 @@ absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
   const int64_t node = search.speed().ranks_per_node;
   std::set<int64_t> groups = {-1, zero.mics_shard_size};
   if (node < world && world % node == 0) groups.insert(node);
-  // If the host's memory is the device's, it saves nothing.
+  // If the host's memory is the device's, offload saves nothing.
   const bool offloads = on_disk || !rank.one_memory();
   std::vector<FitProposal> found;
   for (const Offload offload : kOffloads) {
-    if (!offloads && offload != zero.offload()) continue;
+    if (!offloads && offload != Offload::kNone && offload != zero.offload()) {
+      continue;
+    }
     if (on_disk && offload == Offload::kNone) continue;
     // Without offload no update is delayed, which changes results.
     if (zero.delayed_update && offload == Offload::kNone) continue;
     for (const Recompute recompute : kRecomputeLevels) {
-      // Nobody moves states away to keep more activations.
-      if (recompute == Recompute::kKeepAll && offload != Offload::kNone &&
-          offload != zero.offload()) {
-        continue;
-      }
       for (int64_t stage = FirstStageOf(offload); stage <= 3; ++stage) {
-        // One rank can only shard between its device and its host, and stage 0
-        // not at all.
-        const bool configured =
-            stage == zero.stage && offload == zero.offload();
-        const bool keeps_least = offload != Offload::kNone && stage == 3;
-        if (world == 1 && !configured && !keeps_least &&
-            !(offload == Offload::kNone && stage == zero.stage)) {
+        // One rank shards nothing: without offload all stages are the same,
+        // with it stages 2 and 3.
+        if (world == 1 && stage != zero.stage &&
+            (offload == Offload::kNone || stage == 2)) {
           continue;
         }
         for (const int64_t group : groups) {
@@ -313,9 +316,13 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(
                             FindFits(search, rank, zero, /*on_disk=*/true));
     }
   }
+  // Of equals, the one that changes the least.
+  const auto key = [&](const FitProposal& fit) {
+    return std::tuple(fit.seconds, fit.peak_bytes, fit.Patch(config).size());
+  };
   std::stable_sort(found.begin(), found.end(),
-                   [](const FitProposal& a, const FitProposal& b) {
-                     return a.seconds < b.seconds;
+                   [&](const FitProposal& a, const FitProposal& b) {
+                     return key(a) < key(b);
                    });
   std::vector<FitProposal> worthwhile;
   for (const FitProposal& proposal : found) {

@@ -50,12 +50,13 @@ std::string DiskFolderOf(const Config& config);
 
 // Proposals with which a rank takes no more than `limits`, the cheapest first.
 // Searches every stage, level of recomputation, sharding group (the config's,
-// all ranks, a node's) and, on a GPU, offload, each with the largest
-// micro-batch that fits. Recomputing nothing is tried only with the config's
-// micro-batch or a larger one. Drops proposals that both cost and take more
-// than another. If nothing fits, also searches offload to a disk with room for
-// it, on the CPU too. Every try is a rehearsal (RehearseRun). REQUIRES: no
-// parameter server, which has no stages.
+// all ranks, a node's) and, on a GPU, offload, each with the config's
+// micro-batch and the largest one, of those that fit. Recomputing nothing is
+// tried only with the config's micro-batch or a larger one. Drops proposals
+// that cost no less and take no less of the device than another. If nothing
+// fits, also searches offload to a disk with room for it, on the CPU too. Every
+// try is a rehearsal (RehearseRun). REQUIRES: no parameter server, which has no
+// stages.
 absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const Config& config,
                                                      const ModelTools& tools,

@@ -4,6 +4,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -50,6 +51,7 @@ class FitSearchTest : public testing::Test {
 };
 
 TEST_F(FitSearchTest, WhatFitsStaysAsItIsOrComputesNothingAgain) {
+  config_.zero_optimization.stage = 2;  // stages 0 and 1 save no traffic
   std::vector<FitProposal> fits = Fits(int64_t{1} << 40);
   const auto as_it_is = absl::c_find_if(
       fits, [&](const FitProposal& fit) { return fit.Patch(config_).empty(); });
@@ -273,6 +275,70 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   config.zero_optimization.delayed_update = true;
   EXPECT_TRUE(
       fits_in({.device = least - 1, .host = fit.host_bytes / 2}).empty());
+}
+
+// Of every stage, recompute and offload, at the config's micro-batch: none that
+// fits is better than a proposal, whatever the config has.
+TEST(FitSearchOfGpusTest, NothingThatFitsBeatsAProposal) {
+  Config config;
+  config.model = TinyConfig(ModelFamily::kLlama);
+  config.model.num_hidden_layers = 2;
+  config.model.hidden_size = 512;
+  config.data.sequence_length = 64;
+  config.data.tokenizer = "none";
+  config.train_micro_batch_size_per_gpu = 2;
+  config.gradient_accumulation_steps = 2;
+  config.activation_checkpointing = true;
+  Config offloaded = config;
+  offloaded.zero_optimization.stage = 3;
+  offloaded.zero_optimization.set_offload(Offload::kAll);
+  offloaded.set_recompute(Recompute::kOff);
+  const auto device = MakeAssumedGpu({});
+  const MachineSpeed speed = AssumedSpeedOf(*device);
+  const ModelTools tools = TestModelTools();
+  for (const int world : {1, 4}) {
+    const Rank rank = MakeSoloRank(*device, /*rank=*/0, world);
+    std::vector<FitProposal> rows;
+    for (const Offload offload : kOffloads) {
+      for (const Recompute recompute : kRecomputeLevels) {
+        for (int64_t stage = FirstStageOf(offload); stage <= 3; ++stage) {
+          Config row = config;
+          row.zero_optimization.stage = stage;
+          row.zero_optimization.set_offload(offload);
+          row.set_recompute(recompute);
+          const auto step =
+              RehearseRun(rank, row, tools, TrainingWorkload(row));
+          ASSERT_TRUE(step.ok()) << step.status();
+          rows.push_back(PriceAsItIs(row, *step, tools, speed));
+        }
+      }
+    }
+    std::set<int64_t> limits;
+    for (const FitProposal& row : rows) limits.insert(row.peak_bytes);
+    for (const int64_t limit : limits) {
+      const auto prices_from = [&](const Config& start) {
+        std::vector<std::pair<double, int64_t>> prices;
+        const auto fits =
+            ProposeFits(rank, start, tools,
+                        {.device = limit, .host = int64_t{1} << 40}, speed);
+        for (const FitProposal& fit : *fits) {
+          prices.emplace_back(fit.seconds, fit.peak_bytes);
+        }
+        return prices;
+      };
+      const auto prices = prices_from(config);
+      EXPECT_EQ(prices, prices_from(offloaded));
+      for (const FitProposal& row : rows) {
+        if (row.peak_bytes > limit) continue;
+        EXPECT_TRUE(absl::c_any_of(prices, [&](const auto& price) {
+          return price.first <= row.seconds && price.second <= row.peak_bytes;
+        }));
+        for (const auto& [seconds, peak] : prices) {
+          EXPECT_FALSE(row.seconds <= seconds && row.peak_bytes < peak);
+        }
+      }
+    }
+  }
 }
 
 TEST_F(FitSearchTest, TheRanksOfAHostShareTheFreeSpaceOfADisk) {
