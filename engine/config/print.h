@@ -21,10 +21,9 @@ std::string PrintResolvedJson(const Config& config);
 // JSON Schema (draft 2020-12) of a config file, for editors.
 std::string PrintSchema();
 
-// The keys whose path or meaning contains each word of `pattern`, a shell
-// pattern: path, type and default, meaning. Those whose path contains them all
-// come first. Case is ignored.
-// Errors: NotFound, with similar keys.
+// The keys whose path or meaning contains each word of `pattern`; a word may be
+// a shell pattern: path, type and default, meaning. Those whose path contains
+// them all come first. Case is ignored. Errors: NotFound, with similar keys.
 absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern = "");
 
 // Defaults and meanings that differ from DeepSpeed's, as a Markdown table.

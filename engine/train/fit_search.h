@@ -51,12 +51,13 @@ std::string DiskFolderOf(const Config& config);
 // Proposals with which a rank takes no more than `limits`, the cheapest first.
 // Searches every stage, level of recomputation, sharding group (the config's,
 // all ranks, a node's) and, on a GPU, offload, each with the config's
-// micro-batch and the largest one, of those that fit. Recomputing nothing is
-// tried only with the config's micro-batch or a larger one. Drops proposals
-// that cost no less and take no less of the device than another. If nothing
-// fits, also searches offload to a disk with room for it, on the CPU too. Every
-// try is a rehearsal (RehearseRun). REQUIRES: no parameter server, which has no
-// stages.
+// micro-batch and the largest one, of those that fit. Where a larger one saves
+// no traffic (stages 0 and 1), it costs the same and takes more, so it is
+// dropped. Recomputing nothing is tried only with the config's micro-batch or a
+// larger one. Drops proposals that cost no less and take no less of the device
+// than another. If nothing fits, also searches offload to a disk with room for
+// it, on the CPU too. Every try is a rehearsal (RehearseRun). REQUIRES: no
+// parameter server, which has no stages.
 absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const Config& config,
                                                      const ModelTools& tools,

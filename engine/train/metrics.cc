@@ -1,5 +1,6 @@
 #include "engine/train/metrics.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -63,13 +64,15 @@ nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger) {
 }
 
 int64_t PeakResidentBytes() {
-  // Not getrusage's: that survives exec, so it includes the peak of the program
-  // that started this one.
+  // getrusage's survives exec, so it includes the peak of the program that
+  // started this one: only for systems that do not tell VmHWM.
   std::ifstream status("/proc/self/status");
   int64_t kib = 0;
   for (std::string word; status >> word;) {
     if (word == "VmHWM:") status >> kib;
   }
+  rusage usage = {};
+  if (kib == 0 && ::getrusage(RUSAGE_SELF, &usage) == 0) kib = usage.ru_maxrss;
   return kib * 1024;
 }
 

@@ -242,9 +242,11 @@ absl::Status Resumption::MoveAway() const {
 absl::Status Resumption::CheckIsNoRun(const std::string& given) const {
   for (const std::string& folder : {given, given + "/checkpoints"}) {
     const auto found = FindNewestCheckpoint(folder);
-    if (!found.ok()) continue;
+    if (absl::IsNotFound(found.status())) continue;
+    ZERO_RETURN_IF_ERROR(found.status());
     return absl::InvalidArgumentError(absl::StrCat(
-        "'", given, "' is not a checkpoint; pass its newest one, ",
+        "'", given,
+        "' is a run's folder, not a checkpoint; pass its newest one, ",
         std::filesystem::path(found->path).lexically_normal().string(),
         IsIn(found->path, folder_) ? ", or auto" : ""));
   }

@@ -250,8 +250,10 @@ class ResumeTest(RunsTest):
                 run = self.start(out, "--resume", given)
                 _, stderr = run.communicate()
                 self.assertEqual(run.returncode, 1)
-                self.assertIn("training.resume: '%s' is not a checkpoint; pass its "
-                              "newest one, %s%s" % (given, newest, also), stderr)
+                self.assertIn(
+                    "training.resume: '%s' is a run's folder, not a "
+                    "checkpoint; pass its newest one, %s%s" % (
+                        given, newest, also), stderr)
 
     def test_a_full_disk_ends_the_run_and_names_the_file(self):
         # A file size limit stands in for a full disk.

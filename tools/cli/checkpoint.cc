@@ -741,10 +741,10 @@ Command AddCheckpoint(CLI::App& app) {
                    "fp32, bf16 or fp16 (default: that of the run's parameters)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   write
-      ->add_option(
-          "--max-shard-size", flags->max_shard_bytes,
-          "most bytes of a file of weights, such as 5GB (the default); "
-          "a larger model is written as shards with an index")
+      ->add_option("--max-shard-size", flags->max_shard_bytes,
+                   "the largest file of weights, with a unit, such as 5GB (the "
+                   "default); "
+                   "a larger model is written as shards with an index")
       ->transform(CLI::Validator(SizeToBytes, ""))
       ->type_name("SIZE");
   return [flags] { return flags->run(*flags); };

@@ -264,7 +264,7 @@ struct Memory {
   std::vector<FitProposal> fits;  // with --fit
   FitProposal own = {};           // the config's settings, with --fit
   MachineSpeed speed = {};        // of their prices
-  bool fits_barely = false;       // there are some, without kFoundLaterBytes
+  bool fits_barely = false;       // some fit, but none leaves RoomBytes
   std::string nothing_fits;       // advice if there are none
   absl::Status stopped;           // of --measure, by a signal
 };
@@ -311,18 +311,13 @@ const MemoryRow& OwnRow(const std::vector<MemoryRow>& rows) {
   return *own;
 }
 
-// Left free on the CPU by what --fit proposes, per process, if anything does:
-// zero train reads `fixed` after it has loaded data and run its first kernels,
-// and finds up to 6 MiB more there than zero memory. On a GPU kLateKernelsBytes
-// is left.
-constexpr int64_t kFoundLaterBytes = int64_t{8} << 20;
-
-// `limits` for proposals that zero train, too, finds to fit.
-FitLimits WithRoom(FitLimits limits, const Rank& rank) {
-  if (rank.device->kind() == DeviceKind::kCpu) {
-    limits.device -= kFoundLaterBytes / ContextSharersOf(rank);
-  }
-  return limits;
+// What zero train may need of a rank's device beside the prediction. On the CPU
+// it reads `fixed` after it has loaded data and run its first kernels, and
+// finds up to 6 MiB more there than zero memory. On a GPU kLateKernelsBytes is
+// left free.
+int64_t RoomBytes(const Rank& rank) {
+  if (rank.device->kind() != DeviceKind::kCpu) return 0;
+  return (int64_t{8} << 20) / ContextSharersOf(rank);
 }
 
 // A warning, such as of "none leaves" and "them".
@@ -485,7 +480,7 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
                         PredictRows(run, config, planned, limits, offloads));
   result.speed = planned.Speed(config, offloads);
   for (MemoryRow& row : result.rows) {
-    row.room = limits.device - WithRoom(limits, rank).device;
+    row.room_bytes = RoomBytes(rank);
     row.offload_seconds =
         OffloadSeconds(row.rehearsal, run.ranks, result.speed);
   }
@@ -507,7 +502,9 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
     const auto propose = [&](const FitLimits& within) {
       return ProposeFits(rank, config, MakeModelTools(), within, result.speed);
     };
-    ZERO_ASSIGN_OR_RETURN(result.fits, propose(WithRoom(limits, rank)));
+    FitLimits with_room = limits;
+    with_room.device -= RoomBytes(rank);
+    ZERO_ASSIGN_OR_RETURN(result.fits, propose(with_room));
     if (result.fits.empty()) {
       ZERO_ASSIGN_OR_RETURN(result.fits, propose(limits));
       result.fits_barely = !result.fits.empty();

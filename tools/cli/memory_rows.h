@@ -33,7 +33,7 @@ struct MemoryRow {
   int64_t formula_states;
   StepWire formula_wire;
   FitLimits limits;
-  int64_t room;            // of limits.device, that zero train may need as well
+  int64_t room_bytes = 0;  // what zero train may need beside the prediction
   double offload_seconds;  // OffloadSeconds
   absl::optional<MeasuredRun> measured;
   std::string failure;  // why the measured run failed
@@ -47,7 +47,7 @@ struct MemoryRow {
            (rehearsal.one_memory || rehearsal.host_bytes() <= limits.host);
   }
   bool fits_barely() const {
-    return fits() && rehearsal.needed_bytes() > limits.device - room;
+    return fits() && rehearsal.needed_bytes() > limits.device - room_bytes;
   }
   // This rank's predicted share of the process's resident bytes.
   int64_t ResidentBytes() const {

@@ -55,9 +55,9 @@ std::string SizeToBytes(std::string& size) {
     return absl::StrCat("\"", size, "\" ", reason...,
                         "; want a size such as 80GiB");
   };
-  const absl::string_view text = size;
-  const size_t end = text.find_last_of("0123456789. ") + 1;
-  const absl::string_view unit = text.substr(end);
+  const absl::string_view text = absl::StripAsciiWhitespace(size);
+  const size_t end = text.find_last_of("0123456789.") + 1;
+  const absl::string_view unit = absl::StripAsciiWhitespace(text.substr(end));
   double bytes = 0;
   if (!absl::SimpleAtod(text.substr(0, end), &bytes)) {
     return wrong("is not a number with a unit");
