@@ -99,8 +99,9 @@ class Search {
         return absl::OkStatus();
       }
     }
+    // The first `fitting` fit; from `ends` on none does.
     const size_t known = own_fits ? own + 1 : 0;
-    size_t fitting = known, ends = own_fits ? whole : own;  // how many fit; may
+    size_t fitting = known, ends = own_fits ? whole : own;
     FitProposal best;
     while (fitting < ends) {
       const size_t middle = (fitting + ends) / 2;
@@ -316,7 +317,7 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(
                             FindFits(search, rank, zero, /*on_disk=*/true));
     }
   }
-  // Of equals, the one that changes the least.
+  // Of equals, the one with the shortest patch.
   const auto key = [&](const FitProposal& fit) {
     return std::tuple(fit.seconds, fit.peak_bytes, fit.Patch(config).size());
   };

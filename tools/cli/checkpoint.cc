@@ -722,8 +722,8 @@ Command AddCheckpoint(CLI::App& app) {
   diff->add_option("A", flags->path, kPath)->required();
   diff->add_option("B", flags->other, kPath)->required();
   diff->add_flag("--all", flags->all,
-                 "print every state that differs, not only those with the most "
-                 "different elements");
+                 "print every state that differs, not only the ten with the "
+                 "most different elements");
   CLI::App* write =
       add("export", "Write the weights as a Hugging Face folder",
           "out/gpt2_tiny weights --dtype bf16", [](const Flags& flags) {
@@ -741,10 +741,10 @@ Command AddCheckpoint(CLI::App& app) {
                    "fp32, bf16 or fp16 (default: that of the run's parameters)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   write
-      ->add_option("--max-shard-size", flags->max_shard_bytes,
-                   "the largest file of weights, with a unit, such as 5GB (the "
-                   "default); "
-                   "a larger model is written as shards with an index")
+      ->add_option(
+          "--max-shard-size", flags->max_shard_bytes,
+          "the largest file of weights, with a unit, such as 5GB (the "
+          "default); a larger model is written as shards with an index")
       ->transform(CLI::Validator(SizeToBytes, ""))
       ->type_name("SIZE");
   return [flags] { return flags->run(*flags); };

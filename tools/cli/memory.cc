@@ -320,13 +320,9 @@ int64_t RoomBytes(const Rank& rank) {
   return (int64_t{8} << 20) / ContextSharersOf(rank);
 }
 
-// A warning, such as of "none leaves" and "them".
-std::string MayBeRefused(absl::string_view subject, absl::string_view what) {
-  return absl::StrCat(subject,
-                      " free the few MiB that zero train may need beside the "
-                      "prediction, so it may refuse ",
-                      what);
-}
+// RoomBytes in words.
+constexpr char kRoom[] =
+    "the few MiB that zero train may need beside the prediction";
 
 // How the config can run in the available memory.
 void PrintFits(const Memory& memory) {
@@ -340,8 +336,9 @@ void PrintFits(const Memory& memory) {
       "fit: ways to run the same training in %s a rank; %s; cheapest first; "
       "above them the config as it is, to compare\n",
       limit,
-      memory.fits_barely ? MayBeRefused("none leaves", "them")
-                         : "each leaves some MiB free");
+      memory.fits_barely
+          ? absl::StrCat("none leaves free ", kRoom, ", so it may refuse them")
+          : "each leaves some MiB free");
   std::vector<std::vector<std::string>> lines = {
       {"peak", "host", "disk", "sent/step", "FLOP/step", "seconds", ""}};
   const auto bytes = [](int64_t n) {
@@ -611,8 +608,8 @@ void PrintVerdict(const std::vector<MemoryRow>& rows) {
     absl::StrAppend(&text, "; disk ", of(needs.disk_bytes, own.limits.disk));
   }
   if (own.fits_barely()) {
-    absl::StrAppend(&text, "; ",
-                    MayBeRefused("this does not leave", "the run"));
+    absl::StrAppend(&text, "; this leaves less than ", kRoom,
+                    ", so it may refuse the run");
   }
   absl::PrintF("%s %s as it is: %s\n", own.run.config,
                own.fits() ? "fits" : "does not fit", text);
