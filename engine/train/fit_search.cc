@@ -31,198 +31,9 @@ std::vector<std::pair<int64_t, int64_t>> SplitsOf(const Config& config,
   return splits;
 }
 
-// Sets the bytes and the cost of a proposal. `config` is the one with it.
-void Price(const Config& config, const Rehearsal& rehearsal,
-           const ModelTools& tools, const MachineSpeed& speed,
-           FitProposal* proposal) {
-  const Plan& plan = rehearsal.plan;
-  TokenFlops flops;
-  if (tools.flops_per_token != nullptr) {
-    flops = tools.flops_per_token(config.model, config.data.sequence_length,
-                                  proposal->recompute);
-  }
-  const double tokens =
-      static_cast<double>(proposal->micro_batch * proposal->accumulation *
-                          config.data.sequence_length);
-  const StepWire& wire = rehearsal.wire;
-  proposal->peak_bytes = rehearsal.needed_bytes();
-  proposal->host_bytes = rehearsal.host_bytes();
-  proposal->disk_bytes = rehearsal.disk_bytes;
-  proposal->sent_bytes = wire.sent();
-  proposal->flops = tokens * (flops.model + flops.recomputed);
-  proposal->seconds =
-      proposal->flops / speed.flops_per_second +
-      tokens * RecomputedPassElemsPerToken(config.model, proposal->recompute) *
-          DTypeBytes(config.param_dtype()) / speed.memory_bytes_per_second +
-      (wire.gathered + wire.reduced) / speed.BytesPerSecond(plan.shard.size) +
-      wire.across / speed.BytesPerSecond(plan.world);
-  if (proposal->offload != Offload::kNone) {
-    proposal->seconds += OffloadSeconds(rehearsal, plan.world, speed);
-  }
-}
-
-class Search {
- public:
-  Search(const Rank& rank, const Config& config, const ModelTools& tools,
-         const FitLimits& limits, const MachineSpeed& speed)
-      : rank_(rank),
-        config_(config),
-        tools_(tools),
-        limits_(limits),
-        speed_(speed) {}
-
-  const MachineSpeed& speed() const { return speed_; }
-
-  // Appends the one with the config's micro-batch, which may take less for the
-  // same price, and the one with the largest, of those that fit. With one
-  // micro-step there is no sum of gradients during backward, so it may take
-  // less than several; among several the peak grows with the micro-batch.
-  absl::Status Try(FitProposal proposal,
-                   std::vector<FitProposal>* found) const {
-    const auto splits = SplitsOf(config_, proposal.recompute);
-    const auto fits = [&](size_t i) -> absl::StatusOr<bool> {
-      std::tie(proposal.micro_batch, proposal.accumulation) = splits[i];
-      ZERO_RETURN_IF_ERROR(Rehearse(&proposal));
-      return proposal.peak_bytes <= limits_.device &&
-             proposal.disk_bytes <= limits_.disk &&
-             (one_memory() || proposal.host_bytes <= limits_.host);
-    };
-    const size_t whole = splits.size() - 1;
-    size_t own = 0;
-    while (splits[own].first != config_.train_micro_batch_size_per_gpu) ++own;
-    ZERO_ASSIGN_OR_RETURN(const bool own_fits, fits(own));
-    if (own_fits) found->push_back(proposal);
-    if (own < whole) {
-      ZERO_ASSIGN_OR_RETURN(const bool whole_fits, fits(whole));
-      if (whole_fits) {
-        found->push_back(proposal);
-        return absl::OkStatus();
-      }
-    }
-    // The first `fitting` fit; from `ends` on none does.
-    const size_t known = own_fits ? own + 1 : 0;
-    size_t fitting = known, ends = own_fits ? whole : own;
-    FitProposal best;
-    while (fitting < ends) {
-      const size_t middle = (fitting + ends) / 2;
-      ZERO_ASSIGN_OR_RETURN(const bool fit, fits(middle));
-      if (fit) {
-        best = proposal;
-        fitting = middle + 1;
-      } else {
-        ends = middle;
-      }
-    }
-    if (fitting > known) found->push_back(best);
-    return absl::OkStatus();
-  }
-
-  // The smallest step, with everything offloaded: no proposal takes less of the
-  // device. `host`: what the host holds, unless null.
-  absl::StatusOr<FitProposal> Least(MemoryLedger* host) const {
-    FitProposal least = {.stage = 3,
-                         .mics_shard_size = -1,
-                         .micro_batch = 1,
-                         .accumulation = 1,
-                         .recompute = Recompute::kFull,
-                         .offload = Offload::kAll,
-                         .on_disk = config_.zero_optimization.may_use_disk()};
-    ZERO_RETURN_IF_ERROR(Rehearse(&least, host));
-    return least;
-  }
-
-  // Whether the host has room for its gradient sums, which stay off the disk.
-  // Checked early: a model without room has many units.
-  absl::StatusOr<bool> HoldsGradients() const {
-    MemoryLedger host;
-    ZERO_RETURN_IF_ERROR(Least(&host).status());
-    return host.at_peak()[static_cast<int>(MemoryCategory::kGradients)] <=
-           (one_memory() ? limits_.device : limits_.host);
-  }
-
-  // The step that takes the least of the device: that one, or, of a model whose
-  // states are less than what offload adds, the same in place.
-  absl::StatusOr<FitProposal> Smallest() const {
-    ZERO_ASSIGN_OR_RETURN(const FitProposal offloaded, Least(nullptr));
-    FitProposal in_place = offloaded;
-    in_place.offload = Offload::kNone;
-    in_place.on_disk = false;
-    ZERO_RETURN_IF_ERROR(Rehearse(&in_place));
-    return in_place.peak_bytes < offloaded.peak_bytes ? in_place : offloaded;
-  }
-
- private:
-  bool one_memory() const { return rank_.one_memory(); }
-
-  absl::Status Rehearse(FitProposal* proposal,
-                        MemoryLedger* host = nullptr) const {
-    const Config config = WithProposal(config_, *proposal);
-    const int64_t shards = config.zero_optimization.shards(rank_.world());
-    Rank rank =
-        MakeSoloRank(*rank_.device, rank_.rank(), rank_.world(),
-                     static_cast<int>(shards), rank_.gather->algorithm());
-    rank.memory = rank_.memory;
-    ZERO_ASSIGN_OR_RETURN(
-        const Rehearsal rehearsal,
-        RehearseRun(rank, config, tools_, TrainingWorkload(config)));
-    Price(config, rehearsal, tools_, speed_, proposal);
-    if (host != nullptr) *host = rehearsal.host_ledger;
-    return absl::OkStatus();
-  }
-
-  const Rank& rank_;
-  const Config& config_;
-  const ModelTools& tools_;
-  const FitLimits limits_;
-  const MachineSpeed& speed_;
-};
-
-// Finds, for every stage, recompute level, group size and offload, the config's
-// micro-batch and the largest one, of those that fit.
-absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
-                                                  const Rank& rank,
-                                                  const ZeroConfig& zero,
-                                                  bool on_disk) {
-  const int64_t world = rank.world();
-  const int64_t node = search.speed().ranks_per_node;
-  std::set<int64_t> groups = {-1, zero.mics_shard_size};
-  if (node < world && world % node == 0) groups.insert(node);
-  // If the host's memory is the device's, offload saves nothing.
-  const bool offloads = on_disk || !rank.one_memory();
-  std::vector<FitProposal> found;
-  for (const Offload offload : kOffloads) {
-    if (!offloads && offload != Offload::kNone && offload != zero.offload()) {
-      continue;
-    }
-    if (on_disk && offload == Offload::kNone) continue;
-    // Without offload no update is delayed, which changes results.
-    if (zero.delayed_update && offload == Offload::kNone) continue;
-    for (const Recompute recompute : kRecomputeLevels) {
-      for (int64_t stage = FirstStageOf(offload); stage <= 3; ++stage) {
-        // One rank shards nothing: without offload all stages are the same,
-        // with it stages 2 and 3.
-        if (world == 1 && stage != zero.stage &&
-            (offload == Offload::kNone || stage == 2)) {
-          continue;
-        }
-        for (const int64_t group : groups) {
-          if (stage == 0 && group != -1) continue;
-          ZERO_RETURN_IF_ERROR(search.Try({.stage = stage,
-                                           .mics_shard_size = group,
-                                           .recompute = recompute,
-                                           .offload = offload,
-                                           .on_disk = on_disk},
-                                          &found));
-        }
-      }
-    }
-  }
-  return found;
-}
-
 }  // namespace
 
-std::string FitProposal::Patch(const Config& config) const {
+std::string FitSettings::Patch(const Config& config) const {
   std::vector<std::string> sets;
   const ZeroConfig& zero = config.zero_optimization;
   if (stage != zero.stage) {
@@ -232,7 +43,7 @@ std::string FitProposal::Patch(const Config& config) const {
     sets.push_back(
         absl::StrCat("zero_optimization.mics_shard_size=", mics_shard_size));
   }
-  const Config changed = WithProposal(config, *this);
+  const Config changed = WithSettings(config, *this);
   const ZeroConfig& after = changed.zero_optimization;
   const auto offload_key = [&](const char* key, OffloadDevice was,
                                OffloadDevice is, const std::string& had_path,
@@ -276,12 +87,23 @@ std::string FitProposal::Patch(const Config& config) const {
   return sets.empty() ? "" : "--set " + absl::StrJoin(sets, " ");
 }
 
-Config WithProposal(Config config, const FitProposal& proposal) {
+FitSettings SettingsOf(const Config& config) {
+  return {.stage = config.zero_optimization.stage,
+          .mics_shard_size = config.zero_optimization.mics_shard_size,
+          .micro_batch = config.train_micro_batch_size_per_gpu,
+          .accumulation = config.gradient_accumulation_steps,
+          .recompute = config.recompute(),
+          .offload = config.zero_optimization.offload()};
+}
+
+Config WithSettings(Config config, const FitSettings& settings) {
   ZeroConfig& zero = config.zero_optimization;
-  zero.stage = proposal.stage;
-  zero.mics_shard_size = proposal.mics_shard_size;
-  zero.set_offload(proposal.offload);
-  if (proposal.on_disk) {
+  zero.stage = settings.stage;
+  zero.mics_shard_size = settings.mics_shard_size;
+  zero.set_offload(settings.offload);
+  // The device's own update is never delayed.
+  if (settings.offload == Offload::kNone) zero.delayed_update = false;
+  if (settings.on_disk) {
     const std::string path =
         zero.uses_nvme() ? zero.nvme_path() : std::string("nvme");
     zero.offload_optimizer = OffloadDevice::kNvme;
@@ -291,35 +113,168 @@ Config WithProposal(Config config, const FitProposal& proposal) {
       zero.param_nvme_path = path;
     }
   }
-  config.set_recompute(proposal.recompute);
-  config.train_micro_batch_size_per_gpu = proposal.micro_batch;
-  config.gradient_accumulation_steps = proposal.accumulation;
+  config.set_recompute(settings.recompute);
+  config.train_micro_batch_size_per_gpu = settings.micro_batch;
+  config.gradient_accumulation_steps = settings.accumulation;
   return config;
 }
 
 std::string DiskFolderOf(const Config& config) {
-  const FitProposal on_disk = {.offload = Offload::kOptimizer, .on_disk = true};
-  return WithProposal(config, on_disk).zero_optimization.nvme_path();
+  FitSettings on_disk = SettingsOf(config);
+  on_disk.offload = Offload::kOptimizer;
+  on_disk.on_disk = true;
+  return WithSettings(config, on_disk).zero_optimization.nvme_path();
 }
 
-absl::StatusOr<std::vector<FitProposal>> ProposeFits(
-    const Rank& rank, const Config& config, const ModelTools& tools,
-    const FitLimits& limits, const MachineSpeed& speed) {
-  const Search search(rank, config, tools, limits, speed);
-  const ZeroConfig& zero = config.zero_optimization;
+absl::StatusOr<Rehearsal> FitSearch::Rehearse(const FitSettings& settings) {
+  const Config config = WithSettings(config_, settings);
+  const int64_t shards = config.zero_optimization.shards(rank_.world());
+  Rank rank = MakeSoloRank(*rank_.device, rank_.rank(), rank_.world(),
+                           static_cast<int>(shards), rank_.gather->algorithm());
+  rank.memory = rank_.memory;
+  ZERO_ASSIGN_OR_RETURN(
+      Rehearsal rehearsal,
+      RehearseRun(rank, config, tools_, TrainingWorkload(config)));
+  const Plan& plan = rehearsal.plan;
+  TokenFlops flops;
+  if (tools_.flops_per_token != nullptr) {
+    flops = tools_.flops_per_token(config.model, config.data.sequence_length,
+                                   settings.recompute);
+  }
+  const double tokens =
+      static_cast<double>(settings.micro_batch * settings.accumulation *
+                          config.data.sequence_length);
+  const StepWire& wire = rehearsal.wire;
+  FitProposal priced{settings};
+  priced.peak_bytes = rehearsal.needed_bytes();
+  priced.host_bytes = rehearsal.host_bytes();
+  priced.host_gradient_bytes =
+      rehearsal.host_ledger
+          .at_peak()[static_cast<int>(MemoryCategory::kGradients)];
+  priced.disk_bytes = rehearsal.disk_bytes;
+  priced.sent_bytes = wire.sent();
+  priced.flops = tokens * (flops.model + flops.recomputed);
+  priced.seconds =
+      priced.flops / speed_.flops_per_second +
+      tokens * RecomputedPassElemsPerToken(config.model, settings.recompute) *
+          DTypeBytes(config.param_dtype()) / speed_.memory_bytes_per_second +
+      (wire.gathered + wire.reduced) / speed_.BytesPerSecond(plan.shard.size) +
+      wire.across / speed_.BytesPerSecond(plan.world);
+  if (settings.offload != Offload::kNone) {
+    priced.seconds += OffloadSeconds(rehearsal, plan.world, speed_);
+  }
+  priced_.insert_or_assign(settings, priced);
+  return rehearsal;
+}
+
+absl::StatusOr<FitProposal> FitSearch::Price(const FitSettings& settings) {
+  const auto known = priced_.find(settings);
+  if (known != priced_.end()) return known->second;
+  ZERO_RETURN_IF_ERROR(Rehearse(settings).status());
+  return priced_.at(settings);
+}
+
+// Appends the one with the config's micro-batch, which may take less for the
+// same price, and the one with the largest, of those that fit. With one
+// micro-step there is no sum of gradients during backward, so it may take less
+// than several; among several the peak grows with the micro-batch.
+absl::Status FitSearch::Try(FitSettings settings, const FitLimits& limits,
+                            std::vector<FitProposal>* found) {
+  const auto splits = SplitsOf(config_, settings.recompute);
+  FitProposal priced;
+  const auto fits = [&](size_t i) -> absl::StatusOr<bool> {
+    std::tie(settings.micro_batch, settings.accumulation) = splits[i];
+    ZERO_ASSIGN_OR_RETURN(priced, Price(settings));
+    return priced.peak_bytes <= limits.device &&
+           priced.disk_bytes <= limits.disk &&
+           (rank_.one_memory() || priced.host_bytes <= limits.host);
+  };
+  const size_t whole = splits.size() - 1;
+  size_t own = 0;
+  while (splits[own].first != config_.train_micro_batch_size_per_gpu) ++own;
+  ZERO_ASSIGN_OR_RETURN(const bool own_fits, fits(own));
+  if (own_fits) found->push_back(priced);
+  if (own < whole) {
+    ZERO_ASSIGN_OR_RETURN(const bool whole_fits, fits(whole));
+    if (whole_fits) {
+      found->push_back(priced);
+      return absl::OkStatus();
+    }
+  }
+  // The first `fitting` fit; from `ends` on none does.
+  const size_t known = own_fits ? own + 1 : 0;
+  size_t fitting = known, ends = own_fits ? whole : own;
+  FitProposal best;
+  while (fitting < ends) {
+    const size_t middle = (fitting + ends) / 2;
+    ZERO_ASSIGN_OR_RETURN(const bool fit, fits(middle));
+    if (fit) {
+      best = priced;
+      fitting = middle + 1;
+    } else {
+      ends = middle;
+    }
+  }
+  if (fitting > known) found->push_back(best);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<FitProposal>> FitSearch::FindFits(
+    const FitLimits& limits, bool on_disk) {
+  const ZeroConfig& zero = config_.zero_optimization;
+  const int64_t world = rank_.world();
+  const int64_t node = speed_.ranks_per_node;
+  std::set<int64_t> groups = {-1, zero.mics_shard_size};
+  if (node < world && world % node == 0) groups.insert(node);
+  // If the host's memory is the device's, offload saves nothing.
+  const bool offloads = on_disk || !rank_.one_memory();
+  std::vector<FitProposal> found;
+  for (const Offload offload : kOffloads) {
+    if (!offloads && offload != Offload::kNone && offload != zero.offload()) {
+      continue;
+    }
+    if (on_disk && offload == Offload::kNone) continue;
+    // Without offload no update is delayed, which changes results.
+    if (zero.delayed_update && offload == Offload::kNone) continue;
+    for (const Recompute recompute : kRecomputeLevels) {
+      for (int64_t stage = FirstStageOf(offload); stage <= 3; ++stage) {
+        // One rank shards nothing: without offload all stages are the same,
+        // with it stages 2 and 3.
+        if (world == 1 && stage != zero.stage &&
+            (offload == Offload::kNone || stage == 2)) {
+          continue;
+        }
+        for (const int64_t group : groups) {
+          if (stage == 0 && group != -1) continue;
+          ZERO_RETURN_IF_ERROR(Try({.stage = stage,
+                                    .mics_shard_size = group,
+                                    .recompute = recompute,
+                                    .offload = offload,
+                                    .on_disk = on_disk},
+                                   limits, &found));
+        }
+      }
+    }
+  }
+  return found;
+}
+
+absl::StatusOr<std::vector<FitProposal>> FitSearch::Propose(
+    const FitLimits& limits) {
   ZERO_ASSIGN_OR_RETURN(std::vector<FitProposal> found,
-                        FindFits(search, rank, zero, /*on_disk=*/false));
+                        FindFits(limits, /*on_disk=*/false));
   // A disk is slow, and excludes other orders of updates.
-  if (found.empty() && zero.may_use_disk()) {
-    ZERO_ASSIGN_OR_RETURN(const bool may_fit, search.HoldsGradients());
-    if (may_fit) {
-      ZERO_ASSIGN_OR_RETURN(found,
-                            FindFits(search, rank, zero, /*on_disk=*/true));
+  if (found.empty() && config_.zero_optimization.may_use_disk()) {
+    // Checked early: a model without room has many units.
+    ZERO_ASSIGN_OR_RETURN(const FitProposal least, Least());
+    if (least.host_gradient_bytes <=
+        (rank_.one_memory() ? limits.device : limits.host)) {
+      ZERO_ASSIGN_OR_RETURN(found, FindFits(limits, /*on_disk=*/true));
     }
   }
   // Of equals, the one with the shortest patch.
   const auto key = [&](const FitProposal& fit) {
-    return std::tuple(fit.seconds, fit.peak_bytes, fit.Patch(config).size());
+    return std::tuple(fit.seconds, fit.peak_bytes, fit.Patch(config_).size());
   };
   std::stable_sort(found.begin(), found.end(),
                    [&](const FitProposal& a, const FitProposal& b) {
@@ -335,28 +290,35 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(
   return worthwhile;
 }
 
-FitProposal PriceAsItIs(const Config& config, const Rehearsal& rehearsal,
-                        const ModelTools& tools, const MachineSpeed& speed) {
-  FitProposal own = {
-      .stage = config.zero_optimization.stage,
-      .mics_shard_size = config.zero_optimization.mics_shard_size,
-      .micro_batch = config.train_micro_batch_size_per_gpu,
-      .accumulation = config.gradient_accumulation_steps,
-      .recompute = config.recompute(),
-      .offload = config.zero_optimization.offload()};
-  Price(config, rehearsal, tools, speed, &own);
-  return own;
+// The smallest step, with everything offloaded: no proposal takes less of the
+// device.
+absl::StatusOr<FitProposal> FitSearch::Least() {
+  return Price({.stage = 3,
+                .mics_shard_size = -1,
+                .micro_batch = 1,
+                .accumulation = 1,
+                .recompute = Recompute::kFull,
+                .offload = Offload::kAll,
+                .on_disk = config_.zero_optimization.may_use_disk()});
 }
 
-absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
-                                        const ModelTools& tools,
-                                        const FitLimits& limits,
-                                        const MachineSpeed& speed) {
+// The step that takes the least of the device: that one, or, of a model whose
+// states are less than what offload adds, the same in place.
+absl::StatusOr<FitProposal> FitSearch::Smallest() {
+  ZERO_ASSIGN_OR_RETURN(const FitProposal offloaded, Least());
+  FitSettings settings = offloaded;
+  settings.offload = Offload::kNone;
+  settings.on_disk = false;
+  ZERO_ASSIGN_OR_RETURN(const FitProposal in_place, Price(settings));
+  return in_place.peak_bytes < offloaded.peak_bytes ? in_place : offloaded;
+}
+
+absl::StatusOr<std::string> FitSearch::NothingFits(const FitLimits& limits) {
   if (limits.disk != INT64_MAX) {
     FitLimits any_disk = limits;
     any_disk.disk = INT64_MAX;
     ZERO_ASSIGN_OR_RETURN(const std::vector<FitProposal> fits,
-                          ProposeFits(rank, config, tools, any_disk, speed));
+                          Propose(any_disk));
     const auto least =
         std::min_element(fits.begin(), fits.end(),
                          [](const FitProposal& a, const FitProposal& b) {
@@ -367,19 +329,18 @@ absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
           "with this global batch only offload to a disk fits, and the disk at "
           "'%s' has no room: a rank needs at least %s there and may take %s; "
           "set nvme_path to a folder on a larger disk",
-          DiskFolderOf(config),
+          DiskFolderOf(config_),
           HumanBytes(static_cast<double>(least->disk_bytes)),
           HumanBytes(static_cast<double>(limits.disk)));
     }
   }
-  const Search search(rank, config, tools, limits, speed);
-  ZERO_ASSIGN_OR_RETURN(const FitProposal least, search.Smallest());
-  const bool on_host = !rank.one_memory() && least.peak_bytes <= limits.device;
+  ZERO_ASSIGN_OR_RETURN(const FitProposal least, Smallest());
+  const bool on_host = !rank_.one_memory() && least.peak_bytes <= limits.device;
   const int64_t needed = on_host ? least.host_bytes : least.peak_bytes;
   const int64_t limit = on_host ? limits.host : limits.device;
   const bool has_budget =
-      (on_host ? rank.memory.host_budget : rank.memory.device_budget) > 0;
-  const bool on_gpu = rank.device->kind() == DeviceKind::kCuda;
+      (on_host ? rank_.memory.host_budget : rank_.memory.device_budget) > 0;
+  const bool on_gpu = rank_.device->kind() == DeviceKind::kCuda;
   return absl::StrFormat(
       "with this global batch nothing fits, whatever the stage, the recompute "
       "and the micro-batch: %sa rank may take %s%s of the %s's memory%s; take "
@@ -390,7 +351,7 @@ absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
       : on_host   ? " (--host-memory)"
       : on_gpu    ? absl::StrFormat(" (%s by --device-memory, less %s for "
                                        "kernels that load later)",
-                                    HumanBytes(rank.memory.device_budget),
+                                    HumanBytes(rank_.memory.device_budget),
                                     HumanBytes(kLateKernelsBytes))
                   : " (--device-memory)",
       on_host ? "host" : "device",

@@ -3,6 +3,7 @@
 #define ZERO_ENGINE_TRAIN_FIT_SEARCH_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -14,29 +15,40 @@
 
 namespace zero {
 
-// A way to run the same training: global batch, model and data stay.
-struct FitProposal {
+// What may change while the training stays the same: global batch, model and
+// data stay.
+struct FitSettings {
   int64_t stage, mics_shard_size, micro_batch, accumulation;
   Recompute recompute;
   Offload offload;
-  bool on_disk = false;  // offload to device nvme
-  int64_t peak_bytes;    // of a rank
-  int64_t host_bytes;    // likewise
-  int64_t disk_bytes;    // likewise
-  int64_t sent_bytes;    // by a rank in a step
-  double flops;          // of a rank in a step
-  // Seconds of a step at the assumed speed, without overlap: only for
-  // comparison.
-  double seconds;
+  // What is offloaded goes to a disk. Otherwise only what the config has there.
+  bool on_disk = false;
+
+  auto operator<=>(const FitSettings&) const = default;
 
   // "--set KEY=VALUE KEY=VALUE ..." for the differences from `config`; empty:
   // none.
   std::string Patch(const Config& config) const;
 };
 
-// The same run with a proposal's values. Without a disk in the config, that of
-// the current folder is assumed.
-Config WithProposal(Config config, const FitProposal& proposal);
+FitSettings SettingsOf(const Config& config);
+
+// The same run with other settings. Without a disk in the config, that of the
+// current folder is assumed.
+Config WithSettings(Config config, const FitSettings& settings);
+
+// Settings, and what a rank needs with them.
+struct FitProposal : FitSettings {
+  int64_t peak_bytes;
+  int64_t host_bytes;
+  int64_t host_gradient_bytes;  // of these, sums, which stay off a disk
+  int64_t disk_bytes;
+  int64_t sent_bytes;  // in a step
+  double flops;        // likewise
+  // Seconds of a step at the assumed speed, without overlap: only for
+  // comparison.
+  double seconds;
+};
 
 // Bytes that a rank may take.
 struct FitLimits {
@@ -48,33 +60,50 @@ struct FitLimits {
 // The folder of the disk that proposals use.
 std::string DiskFolderOf(const Config& config);
 
-// Proposals with which a rank takes no more than `limits`, the cheapest first.
-// Searches every stage, level of recomputation, sharding group (the config's,
-// all ranks, a node's) and, on a GPU, offload, each with the config's
-// micro-batch and the largest one, of those that fit. Where a larger one saves
-// no traffic (stages 0 and 1), it costs the same and takes more, so it is
-// dropped. Recomputing nothing is tried only with the config's micro-batch or a
-// larger one. Drops proposals that cost no less and take no less of the device
-// than another. If nothing fits, also searches offload to a disk with room for
-// it, on the CPU too. Every try is a rehearsal (RehearseRun). REQUIRES: no
-// parameter server, which has no stages.
-absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
-                                                     const Config& config,
-                                                     const ModelTools& tools,
-                                                     const FitLimits& limits,
-                                                     const MachineSpeed& speed);
+// Searches for settings with which a run fits. Every try is a rehearsal
+// (RehearseRun), and no settings are rehearsed twice. REQUIRES: no parameter
+// server, which has no stages.
+class FitSearch {
+ public:
+  // All but `speed` must outlive it.
+  FitSearch(const Rank& rank, const Config& config, const ModelTools& tools,
+            const MachineSpeed& speed)
+      : rank_(rank), config_(config), tools_(tools), speed_(speed) {}
 
-// Why there are no proposals, and what to do. Names the memory that is too
-// small: the device's, the host's or the disk.
-absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
-                                        const ModelTools& tools,
-                                        const FitLimits& limits,
-                                        const MachineSpeed& speed);
+  // The run with these settings, whether it fits or not. Its price is kept.
+  absl::StatusOr<Rehearsal> Rehearse(const FitSettings& settings);
+  // What it needs.
+  absl::StatusOr<FitProposal> Price(const FitSettings& settings);
 
-// The memory and cost of the config's own settings, whether they fit or not.
-// `rehearsal`: the config's own (RehearseRun).
-FitProposal PriceAsItIs(const Config& config, const Rehearsal& rehearsal,
-                        const ModelTools& tools, const MachineSpeed& speed);
+  // Proposals with which a rank takes no more than `limits`, the cheapest
+  // first. Searches every stage, level of recomputation, sharding group (the
+  // config's, all ranks, a node's) and, on a GPU, offload, each with the
+  // config's micro-batch and the largest one, of those that fit. Where a larger
+  // one saves no traffic (stages 0 and 1), it costs the same and takes more, so
+  // it is dropped. Recomputing nothing is tried only with the config's
+  // micro-batch or a larger one. Drops proposals that cost no less and take no
+  // less of the device than another. If nothing fits, also searches offload to
+  // a disk with room for it, on the CPU too.
+  absl::StatusOr<std::vector<FitProposal>> Propose(const FitLimits& limits);
+
+  // Why there are no proposals, and what to do. Names the memory that is too
+  // small: the device's, the host's or the disk.
+  absl::StatusOr<std::string> NothingFits(const FitLimits& limits);
+
+ private:
+  absl::StatusOr<std::vector<FitProposal>> FindFits(const FitLimits& limits,
+                                                    bool on_disk);
+  absl::Status Try(FitSettings settings, const FitLimits& limits,
+                   std::vector<FitProposal>* found);
+  absl::StatusOr<FitProposal> Least();
+  absl::StatusOr<FitProposal> Smallest();
+
+  const Rank& rank_;
+  const Config& config_;
+  const ModelTools& tools_;
+  const MachineSpeed speed_;
+  std::map<FitSettings, FitProposal> priced_;
+};
 
 }  // namespace zero
 

@@ -199,12 +199,11 @@ absl::optional<std::string> FitAdvice(const Rank& rank, const Config& config,
     return absl::nullopt;
   }
   const FitLimits limits = {TakeableBytes(rank), TakeableHostBytes(rank)};
-  const MachineSpeed speed = AssumedSpeedOf(*rank.device);
-  const absl::StatusOr<std::vector<FitProposal>> fits =
-      ProposeFits(rank, config, tools, limits, speed);
+  FitSearch search(rank, config, tools, AssumedSpeedOf(*rank.device));
+  const absl::StatusOr<std::vector<FitProposal>> fits = search.Propose(limits);
   if (!fits.ok()) return absl::nullopt;
   if (fits->empty()) {
-    const auto reason = NothingFits(rank, config, tools, limits, speed);
+    const auto reason = search.NothingFits(limits);
     return reason.ok() ? absl::optional<std::string>(*reason) : absl::nullopt;
   }
   const FitProposal& fit = fits->front();

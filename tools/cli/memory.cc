@@ -97,7 +97,10 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
       {"host",
        [&](const MemoryRow& row) { return bytes(row.rehearsal.host_bytes()); },
        /*of_offload=*/true},
-      {"fits", [](const MemoryRow& row) { return row.fits() ? "yes" : "no"; }},
+      {"fits",
+       [](const MemoryRow& row) {
+         return row.fits_barely() ? "barely" : row.fits() ? "yes" : "no";
+       }},
       {"sent/step",
        [&](const MemoryRow& row) { return bytes(row.rehearsal.wire.sent()); }},
       {"from host",
@@ -473,10 +476,14 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   // On the CPU offload saves nothing: shown on request.
   const bool offloads = flags.offload || on_gpu ||
                         config.zero_optimization.offload() != Offload::kNone;
-  ZERO_ASSIGN_OR_RETURN(result.rows,
-                        PredictRows(run, config, planned, limits, offloads));
   result.speed = planned.Speed(config, offloads);
+  const ModelTools tools = MakeModelTools();
+  FitSearch search(rank, config, tools, result.speed);
+  ZERO_ASSIGN_OR_RETURN(result.rows,
+                        PredictRows(run, config, offloads, search));
   for (MemoryRow& row : result.rows) {
+    row.device = planned.device->info().name;
+    row.limits = limits;
     row.room_bytes = RoomBytes(rank);
     row.offload_seconds =
         OffloadSeconds(row.rehearsal, run.ranks, result.speed);
@@ -496,22 +503,16 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   }
   if (flags.fit) {
     result.config = config;
-    const auto propose = [&](const FitLimits& within) {
-      return ProposeFits(rank, config, MakeModelTools(), within, result.speed);
-    };
     FitLimits with_room = limits;
     with_room.device -= RoomBytes(rank);
-    ZERO_ASSIGN_OR_RETURN(result.fits, propose(with_room));
+    ZERO_ASSIGN_OR_RETURN(result.fits, search.Propose(with_room));
     if (result.fits.empty()) {
-      ZERO_ASSIGN_OR_RETURN(result.fits, propose(limits));
+      ZERO_ASSIGN_OR_RETURN(result.fits, search.Propose(limits));
       result.fits_barely = !result.fits.empty();
     }
-    result.own = PriceAsItIs(config, OwnRow(result.rows).rehearsal,
-                             MakeModelTools(), result.speed);
+    ZERO_ASSIGN_OR_RETURN(result.own, search.Price(SettingsOf(config)));
     if (result.fits.empty()) {
-      ZERO_ASSIGN_OR_RETURN(
-          result.nothing_fits,
-          NothingFits(rank, config, MakeModelTools(), limits, result.speed));
+      ZERO_ASSIGN_OR_RETURN(result.nothing_fits, search.NothingFits(limits));
     }
   }
   AddStage2Note(&result);
@@ -575,7 +576,7 @@ absl::Status WriteFitConfig(const Memory& memory, const MemoryFlags& flags) {
         absl::StrCat("--fit-config: nothing fits, so ", flags.fit_config,
                      " is not written"));
   }
-  const Config fitting = WithProposal(memory.config, memory.fits.front());
+  const Config fitting = WithSettings(memory.config, memory.fits.front());
   return WriteFileAtomically(flags.fit_config, PrintResolvedJson(fitting));
 }
 

@@ -34,7 +34,7 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
          divided(updated, 1) * options.optimizer_bytes();
 }
 
-absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
+absl::StatusOr<MemoryRow> Predict(RunOptions run, FitSearch& search,
                                   const ZeroConfig& configured, int stage,
                                   Recompute recompute, Offload offload) {
   // States that the config has on a disk stay there if offloaded.
@@ -72,16 +72,12 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
-  const Rank rank = planned.MakeRank(run, config);
   MemoryRow row{.run = run,
                 .stage = stage,
                 .recompute = recompute,
                 .offload = offload,
-                .config = config,
-                .device = planned.device->info().name};
-  ZERO_ASSIGN_OR_RETURN(
-      row.rehearsal,
-      RehearseRun(rank, config, MakeModelTools(), TrainingWorkload(config)));
+                .config = config};
+  ZERO_ASSIGN_OR_RETURN(row.rehearsal, search.Rehearse(SettingsOf(config)));
   const Plan& plan = row.rehearsal.plan;
   row.formula_states = FormulaStates(plan,
                                      MakeExecutorOptions(config, /*train=*/true,
@@ -115,18 +111,16 @@ int64_t MemoryRow::states_bytes() const {
 
 absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
                                                    const Config& config,
-                                                   const PlannedDevice& planned,
-                                                   const FitLimits& limits,
-                                                   bool offloads) {
+                                                   bool offloads,
+                                                   FitSearch& search) {
   std::vector<MemoryRow> rows;
   for (const Offload offload : kOffloads) {
     if (offload != Offload::kNone && !offloads) continue;
     for (const Recompute recompute : kRecomputeLevels) {
       for (int stage = FirstStageOf(offload); stage <= 3; ++stage) {
-        ZERO_ASSIGN_OR_RETURN(MemoryRow row,
-                              Predict(run, planned, config.zero_optimization,
-                                      stage, recompute, offload));
-        row.limits = limits;
+        ZERO_ASSIGN_OR_RETURN(
+            MemoryRow row, Predict(run, search, config.zero_optimization, stage,
+                                   recompute, offload));
         row.as_configured = stage == config.zero_optimization.stage &&
                             recompute == config.recompute() &&
                             offload == config.zero_optimization.offload();

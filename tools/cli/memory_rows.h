@@ -62,9 +62,8 @@ struct MemoryRow {
 // read no data. `config`: `run`'s own settings.
 absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
                                                    const Config& config,
-                                                   const PlannedDevice& planned,
-                                                   const FitLimits& limits,
-                                                   bool offloads);
+                                                   bool offloads,
+                                                   FitSearch& search);
 
 // Bytes of a rank by category, with `fixed` as counted by the operating system:
 // the process's memory outside its arenas' blocks.

@@ -44,9 +44,12 @@ class FitSearchTest : public testing::Test {
         ->ledger.total_peak_bytes();
   }
 
+  FitSearch Search(const Config& config) const {
+    return FitSearch(rank_, config, tools_, AssumedSpeedOf(*rank_.device));
+  }
+
   std::vector<FitProposal> Fits(int64_t memory) const {
-    return *ProposeFits(rank_, config_, tools_, {memory, /*host=*/0},
-                        AssumedSpeedOf(*rank_.device));
+    return *Search(config_).Propose({memory, /*host=*/0});
   }
 
   const ModelTools tools_ = TestModelTools();
@@ -63,10 +66,7 @@ TEST_F(FitSearchTest, WhatFitsStaysAsItIsOrComputesNothingAgain) {
   ASSERT_NE(as_it_is, fits.end());
   EXPECT_EQ(as_it_is->peak_bytes, PeakOf(config_));
   // The same price, whether or not it fits.
-  const auto step =
-      RehearseRun(rank_, config_, tools_, TrainingWorkload(config_));
-  const FitProposal own =
-      PriceAsItIs(config_, *step, tools_, AssumedSpeedOf(*rank_.device));
+  const FitProposal own = *Search(config_).Price(SettingsOf(config_));
   EXPECT_EQ(own.peak_bytes, as_it_is->peak_bytes);
   EXPECT_EQ(own.seconds, as_it_is->seconds);
   EXPECT_EQ(fits.front().Patch(config_),
@@ -98,7 +98,7 @@ TEST_F(FitSearchTest, ProposesTheLargestMicroBatchThatFits) {
       const FitProposal& fit = fits[i];
       EXPECT_EQ(fit.micro_batch * fit.accumulation, kSequences);
       EXPECT_LE(fit.peak_bytes, memory);
-      EXPECT_EQ(fit.peak_bytes, PeakOf(WithProposal(config_, fit)));
+      EXPECT_EQ(fit.peak_bytes, PeakOf(WithSettings(config_, fit)));
       if (fit.recompute == Recompute::kKeepAll) {
         EXPECT_EQ(fit.micro_batch, kSequences);
       }
@@ -113,7 +113,7 @@ TEST_F(FitSearchTest, ProposesTheLargestMicroBatchThatFits) {
                kSequences % larger.micro_batch != 0);
       if (larger.micro_batch > kSequences) continue;
       larger.accumulation = kSequences / larger.micro_batch;
-      EXPECT_GT(PeakOf(WithProposal(config_, larger)), memory);
+      EXPECT_GT(PeakOf(WithSettings(config_, larger)), memory);
     }
   }
   EXPECT_GT(patches.size(), 3u);
@@ -163,9 +163,9 @@ TEST(FitSearchOfNodesTest, GroupsOfANodeAreProposed) {
   config.zero_optimization.stage = 3;
   const auto device = MakeAssumedGpu({});
   const Rank rank = MakeSoloRank(*device, /*rank=*/0, /*world=*/64);
-  const auto fits = ProposeFits(rank, config, TestModelTools(),
-                                {.device = int64_t{1} << 40, .host = 0},
-                                AssumedSpeedOf(*device));
+  const ModelTools tools = TestModelTools();
+  const auto fits = FitSearch(rank, config, tools, AssumedSpeedOf(*device))
+                        .Propose({.device = int64_t{1} << 40, .host = 0});
   ASSERT_TRUE(fits.ok()) << fits.status();
   bool found = false;
   for (const FitProposal& fit : *fits) {
@@ -175,7 +175,7 @@ TEST(FitSearchOfNodesTest, GroupsOfANodeAreProposed) {
 }
 
 TEST_F(FitSearchTest, APatchNamesWhatChanges) {
-  const FitProposal fit = {.stage = 3,
+  const FitSettings fit = {.stage = 3,
                            .mics_shard_size = 2,
                            .micro_batch = 2,
                            .accumulation = 12,
@@ -196,9 +196,10 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   config.model.hidden_size = 512;
   const auto device = MakeAssumedGpu({});
   const Rank rank = MakeSoloRank(*device);
+  const ModelTools tools = TestModelTools();
+  FitSearch search(rank, config, tools, AssumedSpeedOf(*device));
   const auto fits_in = [&](const FitLimits& limits) {
-    return *ProposeFits(rank, config, TestModelTools(), limits,
-                        AssumedSpeedOf(*rank.device));
+    return *search.Propose(limits);
   };
   const auto all = fits_in({.device = int64_t{1} << 40, .host = 0});
   ASSERT_FALSE(all.empty());
@@ -214,7 +215,7 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   EXPECT_NE(fit.Patch(config).find("zero_optimization.offload_optimizer."
                                    "device=cpu"),
             std::string::npos);
-  const auto same = RehearseRun(rank, WithProposal(config, fit),
+  const auto same = RehearseRun(rank, WithSettings(config, fit),
                                 TestModelTools(), TrainingWorkload(config));
   EXPECT_EQ(same->host_bytes(), fit.host_bytes);
   // If the host has no room either, a disk takes the rest.
@@ -225,7 +226,7 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   EXPECT_TRUE(swapped.on_disk);
   EXPECT_LE(swapped.host_bytes, fit.host_bytes / 2);
   EXPECT_GT(swapped.seconds, fit.seconds);
-  const Config after = WithProposal(config, swapped);
+  const Config after = WithSettings(config, swapped);
   const std::string patch = swapped.Patch(config);
   for (const char* set : {"device=nvme", "nvme_path=nvme"}) {
     EXPECT_NE(
@@ -245,8 +246,7 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   EXPECT_TRUE(fits_in(little_host).empty());
   // The memory that is too small is named.
   const auto reason = [&](const FitLimits& limits) {
-    return *NothingFits(rank, config, TestModelTools(), limits,
-                        AssumedSpeedOf(*rank.device));
+    return *search.NothingFits(limits);
   };
   EXPECT_NE(reason(little_host)
                 .find("with offload the device has room, but a rank may take "),
@@ -273,8 +273,10 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
     EXPECT_LT(other.disk_bytes, swapped.disk_bytes);
   }
   config.zero_optimization.delayed_update = true;
+  FitSearch delayed(rank, config, tools, AssumedSpeedOf(*device));
   EXPECT_TRUE(
-      fits_in({.device = least - 1, .host = fit.host_bytes / 2}).empty());
+      delayed.Propose({.device = least - 1, .host = fit.host_bytes / 2})
+          ->empty());
 }
 
 // Of every stage, recompute and offload, at the config's micro-batch: none that
@@ -294,6 +296,8 @@ TEST(FitSearchOfGpusTest, NothingThatFitsBeatsAProposal) {
   const ModelTools tools = TestModelTools();
   for (const int world : {1, 4}) {
     const Rank rank = MakeSoloRank(*device, /*rank=*/0, world);
+    FitSearch search(rank, config, tools, speed);
+    FitSearch from_offloaded(rank, offloaded, tools, speed);
     std::vector<FitProposal> rows;
     for (const Offload offload : kOffloads) {
       for (const Recompute recompute : kRecomputeLevels) {
@@ -305,18 +309,18 @@ TEST(FitSearchOfGpusTest, NothingThatFitsBeatsAProposal) {
           const auto step =
               RehearseRun(rank, row, tools, TrainingWorkload(row));
           ASSERT_TRUE(step.ok()) << step.status();
-          rows.push_back(PriceAsItIs(row, *step, tools, speed));
+          rows.push_back(*search.Price(SettingsOf(row)));
+          EXPECT_EQ(rows.back().peak_bytes, step->needed_bytes());
         }
       }
     }
     std::set<int64_t> limits;
     for (const FitProposal& row : rows) limits.insert(row.peak_bytes);
     for (const int64_t limit : limits) {
-      const auto prices_from = [&](const Config& start) {
+      const auto prices_from = [&](FitSearch& start) {
         std::vector<std::pair<double, int64_t>> prices;
         const auto fits =
-            ProposeFits(rank, start, tools,
-                        {.device = limit, .host = int64_t{1} << 40}, speed);
+            start.Propose({.device = limit, .host = int64_t{1} << 40});
         EXPECT_TRUE(fits.ok()) << fits.status();
         if (!fits.ok()) return prices;
         for (const FitProposal& fit : *fits) {
@@ -324,8 +328,8 @@ TEST(FitSearchOfGpusTest, NothingThatFitsBeatsAProposal) {
         }
         return prices;
       };
-      const auto prices = prices_from(config);
-      EXPECT_EQ(prices, prices_from(offloaded));
+      const auto prices = prices_from(search);
+      EXPECT_EQ(prices, prices_from(from_offloaded));
       for (const FitProposal& row : rows) {
         if (row.peak_bytes > limit) continue;
         EXPECT_TRUE(absl::c_any_of(prices, [&](const auto& price) {

@@ -324,7 +324,8 @@ function memoryTable(parent, rows) {
     ["host", (row) => row.host_bytes ? bytes(row.host_bytes) : "–"],
     ["measured", (row) => row.measured ? bytes(measuredPeak(row)) : "–"],
     ["limit", (row) => bytes(row.memory_bytes)],
-    ["fits", (row) => row.fits ? ["yes", "yes"] : ["no", "no"]],
+    ["fits", (row) => !row.fits ? ["no", "no"]
+      : [row.fits_barely ? "barely" : "yes", "yes"]],
     ["sent/step", (row) => byteUnit(row.sent_bytes_per_step).text(row.sent_bytes_per_step)],
     ["peak in", (row) => row.peak_action],
     ...used.map((name) => [words(name), (row) => row[name] ? bytes(row[name]) : "–"])];
