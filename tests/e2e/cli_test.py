@@ -154,6 +154,18 @@ class CliTest(unittest.TestCase):
         self.assertEqual(different(other.stdout), every[:10])
         self.assertIn("\n... and %d more; --all prints them\n" % (len(every) - 10),
                       other.stdout)
+        # What differs before a damage is printed, too.
+        shutil.copytree(self.path("a"), self.path("damaged"))
+        shard = self.path("damaged/checkpoints/step-00000012/states-00001.safetensors")
+        with open(shard, "r+b") as f:
+            f.seek(-1, os.SEEK_END)
+            last = f.read(1)[0]
+            f.seek(-1, os.SEEK_END)
+            f.write(bytes([last ^ 1]))
+        damaged = self.zero("checkpoint", "diff", "damaged", "c")
+        self.assertEqual(damaged.returncode, 2, damaged.stderr)
+        self.assertIn("states-00001.safetensors", damaged.stderr)
+        self.assertGreater(len(different(damaged.stdout)), 0)
         # The last one has the weights that the run ended with.
         self.assertIn("as bf16", self.ok("checkpoint", "export", "a", "exported"))
         for place, has in (("a", "metrics.jsonl"), ("a/checkpoints", "latest"),
@@ -584,8 +596,11 @@ class CliTest(unittest.TestCase):
         for free, barely in ((1 << 20, True), (9 << 20, False)):
             row = own(peak + free)
             self.assertEqual((row["fits"], row["fits_barely"]), (True, barely))
-            self.assertEqual("so it may refuse the run"
-                             in as_it_is(peak + free)[0], barely)
+            lines = as_it_is(peak + free)
+            self.assertEqual("so it may refuse the run" in lines[0], barely)
+            table_row = next(line for line in lines
+                             if line.lstrip().startswith("*"))
+            self.assertEqual("barely" in table_row, barely)
 
     def test_the_peak_is_the_operating_systems_within_two_percent(self):
         for save_every in (0, 1):

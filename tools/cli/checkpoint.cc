@@ -417,6 +417,44 @@ absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
   return absl::OkStatus();
 }
 
+// Compares every state of every parameter.
+absl::Status DiffStates(const CheckpointReader& a, const CheckpointReader& b,
+                        const std::string& path_a, const std::string& path_b,
+                        StateDifferences* differences) {
+  const auto &of_a = a.manifest().parameters, &of_b = b.manifest().parameters;
+  std::set<std::string> states, names;
+  for (const CheckpointReader* reader : {&a, &b}) {
+    for (const std::string& state : reader->states()) states.insert(state);
+    for (const auto& [name, shape] : reader->manifest().parameters) {
+      names.insert(name);
+    }
+  }
+  for (const std::string& state : states) {
+    for (const std::string& name : names) {
+      const auto dtype_a = a.dtype(state, name), dtype_b = b.dtype(state, name);
+      if (!dtype_a && !dtype_b) continue;
+      ++differences->states;
+      std::string what;
+      if (!dtype_a || !dtype_b) {
+        what = absl::StrCat("only in ", dtype_a ? path_a : path_b);
+      } else if (of_a.at(name) != of_b.at(name)) {
+        what = absl::StrCat("its shape is ", ShapeText(of_a.at(name)), " and ",
+                            ShapeText(of_b.at(name)));
+      } else if (*dtype_a != *dtype_b) {
+        what = absl::StrCat("stored as ", DTypeName(*dtype_a), " and ",
+                            DTypeName(*dtype_b));
+      }
+      if (what.empty()) {
+        ZERO_RETURN_IF_ERROR(DiffState(a, b, state, name, differences));
+      } else {
+        what = absl::StrCat(state, " of ", name, ": ", what);
+        differences->Add(StateDifferences::kWhole, what, what);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 // The difference in words; none if they are equal.
 absl::StatusOr<absl::optional<std::string>> DifferenceOf(
     const std::string& path_a, const std::string& path_b, bool all) {
@@ -432,40 +470,11 @@ absl::StatusOr<absl::optional<std::string>> DifferenceOf(
   for (const JsonDifference& one : Differences(of_a.config, of_b.config)) {
     absl::PrintF("config %s: %s and %s\n", one.name, one.a, one.b);
   }
-  std::set<std::string> states, names;
-  for (const auto& reader : {a.get(), b.get()}) {
-    for (const std::string& state : reader->states()) states.insert(state);
-    for (const auto& [name, shape] : reader->manifest().parameters) {
-      names.insert(name);
-    }
-  }
   StateDifferences differences;
-  for (const std::string& state : states) {
-    for (const std::string& name : names) {
-      const auto dtype_a = a->dtype(state, name),
-                 dtype_b = b->dtype(state, name);
-      if (!dtype_a && !dtype_b) continue;
-      ++differences.states;
-      std::string what;
-      if (!dtype_a || !dtype_b) {
-        what = absl::StrCat("only in ", dtype_a ? path_a : path_b);
-      } else if (of_a.parameters.at(name) != of_b.parameters.at(name)) {
-        what =
-            absl::StrCat("its shape is ", ShapeText(of_a.parameters.at(name)),
-                         " and ", ShapeText(of_b.parameters.at(name)));
-      } else if (*dtype_a != *dtype_b) {
-        what = absl::StrCat("stored as ", DTypeName(*dtype_a), " and ",
-                            DTypeName(*dtype_b));
-      }
-      if (what.empty()) {
-        ZERO_RETURN_IF_ERROR(DiffState(*a, *b, state, name, &differences));
-      } else {
-        what = absl::StrCat(state, " of ", name, ": ", what);
-        differences.Add(StateDifferences::kWhole, what, what);
-      }
-    }
-  }
+  const absl::Status read = DiffStates(*a, *b, path_a, path_b, &differences);
+  // Of a damaged checkpoint, what differs before the damage.
   PrintMostDifferent(differences, all);
+  ZERO_RETURN_IF_ERROR(read);
   if (differences.different_states == 0) {
     absl::PrintF("equal: %s states of parameters, %s elements\n",
                  WithCommas(differences.states), WithCommas(differences.elems));
