@@ -5,9 +5,9 @@
 #include <deque>
 #include <iterator>
 #include <map>
-#include <set>
 #include <utility>
 
+#include "absl/container/btree_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
@@ -528,6 +528,10 @@ class UpdateBuilder {
   std::vector<Action>* out_ = nullptr;
 };
 
+// Of units or actions, ascending. A std::set took half of the time of a
+// rehearsal of 512 micro-steps.
+using Indices = absl::btree_set<int>;
+
 // Fills in every action's stream and waits.
 class WaitFinder {
  public:
@@ -566,7 +570,7 @@ class WaitFinder {
   void Await(int i) {
     if (i != kNone) waits_.insert(i);
   }
-  void AwaitAll(std::set<int>* actions) {
+  void AwaitAll(Indices* actions) {
     waits_.insert(actions->begin(), actions->end());
     actions->clear();
   }
@@ -721,8 +725,8 @@ class WaitFinder {
 
   // Visits an action that reduces a bucket or takes it to the host. Returns its
   // units.
-  std::set<int> VisitReduction(int i, const Bucket& bucket) {
-    std::set<int> units = {bucket.unit};
+  Indices VisitReduction(int i, const Bucket& bucket) {
+    Indices units = {bucket.unit};
     for (const SegmentRef& ref : bucket.segments) units.insert(ref.unit);
     for (int unit : units) reducing_[{unit, bucket.phase}].insert(i);
     return units;
@@ -742,7 +746,7 @@ class WaitFinder {
 
   // Keeps the waits_ that `stream` has not made yet.
   void Keep(StreamRole stream, std::vector<int>* waits) {
-    std::set<int>& made = made_[stream];
+    Indices& made = made_[stream];
     waits->clear();
     for (int i : waits_) {
       const StreamRole of = At(i).stream;
@@ -764,25 +768,25 @@ class WaitFinder {
   const int size_;
   // For each unit, the last action that gathers its parameters, that takes its
   // gradients to the host, that updates it, and that uploads the result.
-  std::vector<std::set<int>> bringing_, offloading_;
+  std::vector<Indices> bringing_, offloading_;
   std::vector<int> updated_, changed_;
   // For each unit and phase, the last action that reduces its gradients or
   // takes them to the host.
-  std::map<std::pair<int, int>, std::set<int>> reducing_;
+  std::map<std::pair<int, int>, Indices> reducing_;
   // For each segment, the last action that reads it for an update, and that
   // writes it.
   std::map<std::pair<int, int>, int> read_, written_;
   // The last users of the places for segments of a disk.
-  std::array<std::set<int>, Plan::kNumSwapSlots> fetch_slots_, update_slots_;
+  std::array<Indices, Plan::kNumSwapSlots> fetch_slots_, update_slots_;
   int computed_ = kNone;  // the last action of the compute stream
   int freed_ = kNone;     // the last one that freed memory
   int summed_ = kNone;    // the last of the host's sums
   // The last two actions on the host's buffers of a micro-step's gradients.
   int added_[2] = {kNone, kNone};
-  std::set<int> waits_;  // of the current action
+  Indices waits_;  // of the current action
   // For each stream, the collectives that it has waited for, and the last
   // action of the compute stream.
-  std::map<StreamRole, std::set<int>> made_;
+  std::map<StreamRole, Indices> made_;
   std::map<StreamRole, int> computed_for_;
 };
 
