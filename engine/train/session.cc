@@ -371,8 +371,8 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   int64_t peak = rehearsal.ledger.total_peak_bytes();
   executor->clock().set_hook([&](const Action& action, bool done) {
     if (!done) return;
-    rehearsal.timeline.push_back(
-        {ActionName(action, plan), rehearsal.ledger.TakeRecentPeak()});
+    rehearsal.timeline.push_back({ActionName(action, plan), action.kind,
+                                  rehearsal.ledger.TakeRecentPeak()});
     if (rehearsal.ledger.total_peak_bytes() == peak) return;
     peak = rehearsal.ledger.total_peak_bytes();
     rehearsal.peak_action = rehearsal.timeline.back().action;

@@ -126,6 +126,7 @@ struct Rehearsal {
   // since the previous action.
   struct Moment {
     std::string action;
+    ActionKind kind;
     MemoryLedger::ByCategory bytes;
   };
 

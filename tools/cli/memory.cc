@@ -546,6 +546,7 @@ Json PageOf(const std::vector<Memory>& memories, const MemoryFlags& flags) {
     }
     for (const MemoryRow& row : memories[i].rows) {
       Json json = AsJson(row, flags.measure);
+      if (!row.measured.has_value()) json.erase("measured");
       json["config_index"] = i;
       json["timeline"] = Timeline(row);
       page["rows"].push_back(std::move(json));

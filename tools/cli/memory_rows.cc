@@ -7,6 +7,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
+#include "kernels/check.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/model_tools.h"
 
@@ -32,6 +33,43 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
              DTypeBytes(options.param_dtype) +
          divided(summed, 2) * DTypeBytes(options.grad_dtype) +
          divided(updated, 1) * options.optimizer_bytes();
+}
+
+// The purpose of an action; page/memory.js draws each in a color.
+const char* PurposeOf(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+    case ActionKind::kForwardBackward:
+      return "forward";
+    case ActionKind::kBackward:
+      return "backward";
+    case ActionKind::kSumSquares:
+    case ActionKind::kNorm:
+    case ActionKind::kMoments:
+    case ActionKind::kTensorNorms:
+    case ActionKind::kUpdate:
+      return "norm and update";
+    case ActionKind::kGather:
+    case ActionKind::kGatherUpdated:
+      return "gather parameters";
+    case ActionKind::kReduce:
+    case ActionKind::kReduceAcross:
+    case ActionKind::kAddRows:
+      return "reduce gradients";
+    case ActionKind::kRelease:
+    case ActionKind::kReleaseGradients:
+      return "release";
+    case ActionKind::kReadParameters:
+    case ActionKind::kFetch:
+    case ActionKind::kOffload:
+    case ActionKind::kAddOffloaded:
+    case ActionKind::kReadStates:
+    case ActionKind::kWriteStates:
+    case ActionKind::kUpload:
+      return "host and disk";
+  }
+  ZERO_CHECK(false);
+  return "";
 }
 
 absl::StatusOr<MemoryRow> Predict(RunOptions run, FitSearch& search,
@@ -205,7 +243,7 @@ Json Timeline(const MemoryRow& row) {
   const std::vector<Rehearsal::Moment>& moments = row.rehearsal.timeline;
   constexpr size_t kMaxMoments = 2000;
   const size_t group = moments.size() / kMaxMoments + 1;
-  Json actions = Json::array();
+  Json actions = Json::array(), purposes = Json::array();
   std::array<Json, kNumMemoryCategories> changes;
   MemoryLedger::ByCategory last;
   last.fill(-1);
@@ -223,8 +261,11 @@ Json Timeline(const MemoryRow& row) {
       changes[i].push_back({actions.size(), bytes});
     }
     actions.push_back(highest.action);
+    purposes.push_back(PurposeOf(highest.kind));
   }
-  Json timeline = {{"actions", std::move(actions)}, {"bytes", Json::object()}};
+  Json timeline = {{"actions", std::move(actions)},
+                   {"purposes", std::move(purposes)},
+                   {"bytes", Json::object()}};
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     const char* name = MemoryCategoryName(static_cast<MemoryCategory>(i));
     timeline["bytes"][name] = std::move(changes[i]);

@@ -75,12 +75,13 @@ struct Compared {
 // One entry for every MemoryCategory, in order, then "host_bytes".
 std::vector<Compared> Compare(const MemoryRow& row);
 
-// A row as a line of --json. With `measures` it has "measured", which is null
-// if the row was not measured.
+// A row as a line of --json. With `measures` it has "measured", whose values
+// are null if the row was not measured.
 nlohmann::ordered_json AsJson(const MemoryRow& row, bool measures);
 
-// A row's memory over time, for a page: the bytes of each category where they
-// change. Of many neighboring moments only the highest is kept.
+// A row's memory over time, for a page: each action with its purpose, and the
+// bytes of each category where they change. Of many neighboring moments only
+// the highest is kept.
 nlohmann::ordered_json Timeline(const MemoryRow& row);
 
 }  // namespace zero

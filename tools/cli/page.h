@@ -8,9 +8,10 @@
 // Every document: {"kind", "title", "notes": [text, ...]} and, by kind:
 //
 //   "memory"  "rows": lines of `zero memory --json` with "config" (its name)
-//             and, where known, "timeline": {"actions": [name, ...], "bytes":
-//             {category: [[action, bytes from it on], ...]}} and "measured":
-//             {category: bytes, "total": bytes}, of which each may be missing
+//             and, where known, "timeline": {"actions": [name, ...],
+//             "purposes": [of each action], "bytes": {category: [[action, bytes
+//             from it on], ...]}} and "measured": {category: bytes,
+//             "host_bytes": bytes, "total": bytes}
 //   "report"  "runs": [{"name", "series": {name: [[step, value or null], ...]},
 //             "predicted", "peak": {category or "total": bytes}, "resident":
 //             bytes}], "summary": [{"name", "values": [of each run]}],

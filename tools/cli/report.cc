@@ -203,15 +203,15 @@ Json AsJson(const Run& run) {
   const Json summary = run.summary.is_null() ? Json::object() : run.summary;
   for (const auto& [name, from] :
        {std::pair("predicted", "predicted_peak_bytes"),
-        std::pair("peak", "peak_bytes"),
-        std::pair("resident", "peak_resident_bytes")}) {
+        std::pair("peak", "peak_bytes")}) {
     if (summary.contains(from)) json[name] = summary[from];
   }
-  // Ranks on the CPU are threads of one process, or of each of several.
-  if (json.contains("resident")) {
+  // On a GPU the process's memory is not the device's. Ranks on the CPU are
+  // threads of one process, or of each of several.
+  if (summary.contains("resident_bytes")) {
     const int64_t ranks = summary.value("ranks", int64_t{1});
-    json["resident"] =
-        json["resident"].get<int64_t>() / summary.value("process_ranks", ranks);
+    json["resident"] = summary.value("peak_resident_bytes", int64_t{0}) /
+                       summary.value("process_ranks", ranks);
   }
   return json;
 }

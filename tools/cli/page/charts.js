@@ -3,7 +3,7 @@
 
 const color = (name) =>
   getComputedStyle(document.documentElement).getPropertyValue("--" + name);
-const nth = (i) => color("c" + (i % 11));
+const nth = (i) => color("c" + (i % 12));
 
 function add(parent, tag, text = "", attributes = {}) {
   const element = document.createElement(tag);

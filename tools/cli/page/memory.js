@@ -5,8 +5,8 @@
 const CATEGORIES = [
   "parameters", "gradients", "optimizer", "gathered_parameters",
   "reduce_buffers", "activations", "workspace", "inputs", "fragmentation",
-  "fixed", "snapshot"];
-const words = (name) => name.replaceAll("_", " ");
+  "fixed", "snapshot", "host_bytes"];
+const words = (name) => name === "host_bytes" ? "states on the host" : name.replaceAll("_", " ");
 
 // The row's place among those of its config.
 const offloads = (row) => row.offload !== "-";
@@ -18,8 +18,12 @@ const rowName = (row) => [
 const rowLabel = (row) => [
   `${own(row)}stage ${row.stage}`, row.recompute,
   ...(offloads(row) ? [`offload ${row.offload}`] : [])];
-const sum = (bytes) => CATEGORIES.reduce((total, name) => total + (bytes[name] ?? 0), 0);
-const measuredPeak = (row) => row.measured?.total ?? sum(row.measured ?? {});
+// Bytes of a category in the row's memory: `bytes` are the row or its "measured".
+// The host's count if its memory is the device's.
+const hostApart = (row) => row.host_memory_bytes !== null;
+const inMemory = (row, bytes, name) => name === "host_bytes" && hostApart(row) ? 0 : bytes[name];
+const predictedPeak = (row) => row.peak_bytes + inMemory(row, row, "host_bytes");
+const measuredPeak = (row) => row.measured?.total ?? 0;
 
 // Dashes across a horizontal bar chart, at every row's limit.
 function limitLines(rows, unit) {
@@ -88,7 +92,8 @@ function stageBars(parent, title, rows, unit, largest) {
   const {canvas} = figure(
     parent, title, says, rows.length * (measured ? 46 : 32) + 130);
   const used = CATEGORIES.filter(
-    (name) => rows.some((row) => row[name] > 0 || row.measured?.[name] > 0));
+    (name) => rows.some((row) => [row, row.measured].some(
+      (bytes) => bytes && inMemory(row, bytes, name) > 0)));
   const bars = (name, stack, of, fill) => ({
     label: words(name) + (stack === "measured" ? ", measured" : ""),
     stack,
@@ -101,19 +106,13 @@ function stageBars(parent, title, rows, unit, largest) {
     barPercentage: 0.94,
   });
   const datasets = used.map((name) => bars(
-    name, "predicted", (row) => row[name], nth(CATEGORIES.indexOf(name))));
+    name, "predicted", (row) => inMemory(row, row, name), nth(CATEGORIES.indexOf(name))));
   if (measured) {
     for (const name of used) {
-      datasets.push(bars(name, "measured", (row) => row.measured?.[name],
+      datasets.push(bars(name, "measured",
+        (row) => row.measured && inMemory(row, row.measured, name),
         hatched(nth(CATEGORIES.indexOf(name)))));
     }
-    // Nobody knows of what it is.
-    datasets.push({
-      ...bars("whole", "measured",
-        (row) => row.measured && Math.max(measuredPeak(row) - sum(row.measured), 0),
-        hatched(color("faint"))),
-      label: "not told apart",
-    });
   }
   new Chart(canvas, {
     type: "bar",
@@ -148,7 +147,7 @@ function stageBars(parent, title, rows, unit, largest) {
               `${item.dataset.label}: ${unit.format(item.raw)} ${unit.unit}`,
             footer: (items) => {
               const row = rows[items[0].dataIndex];
-              const lines = [`predicted peak: ${unit.text(row.peak_bytes)} in ${row.peak_action}`];
+              const lines = [`predicted peak: ${unit.text(predictedPeak(row))} in ${row.peak_action}`];
               if (row.measured) lines.push(`measured: ${unit.text(measuredPeak(row))}`);
               return lines;
             },
@@ -163,20 +162,16 @@ function stageBars(parent, title, rows, unit, largest) {
   }
 }
 
-// What actions are about, and their lane below the chart.
-const KINDS = [
-  {name: "forward", of: ["Forward", "ForwardBackward"], lane: 0, tint: 0},
-  {name: "backward", of: ["Backward"], lane: 0, tint: 5},
-  {name: "norm and update", of: ["Norm", "Moments", "Update"], lane: 0, tint: 2},
-  {name: "gather parameters", of: ["Gather", "GatherUpdated"], lane: 1, tint: 3},
-  {name: "reduce gradients", of: ["Reduce", "ReduceAcross", "AddRows"], lane: 1, tint: 1},
-  {name: "release", of: ["Release", "ReleaseGradients"], lane: 1, tint: 8}];
-const kindOf = (action) => {
-  const name = action.split("(")[0];
-  const kind = KINDS.find((one) => one.of.includes(name));
-  if (!kind) throw new Error(`no kind of action: ${action}`);
-  return kind;
-};
+// The purposes of actions, as PurposeOf (memory_rows.cc) names them: their lane
+// below the chart and their color.
+const PURPOSES = {
+  "forward": {lane: 0, tint: 0},
+  "backward": {lane: 0, tint: 5},
+  "norm and update": {lane: 0, tint: 2},
+  "gather parameters": {lane: 1, tint: 3},
+  "reduce gradients": {lane: 1, tint: 1},
+  "release": {lane: 1, tint: 8},
+  "host and disk": {lane: 2, tint: 6}};
 const LANE = 14;
 
 // Bytes of a category at every action, of its changes: [[action, bytes], ...].
@@ -189,18 +184,18 @@ function everyAction(changes, size) {
   return bytes;
 }
 
-// The step's actions below the axis: computation, then communication.
-function actionLanes(actions, starts) {
+// The step's actions below the axis: computation, communication, and copies
+// and files.
+function actionLanes(purposes, starts, lanes) {
   return {
     id: "lanes",
     afterDraw(chart) {
       const {ctx: pen, scales: {x}} = chart;
-      actions.forEach((action, i) => {
-        const kind = kindOf(action);
+      purposes.forEach(({lane, tint}, i) => {
         const left = x.getPixelForValue(starts[i]);
         const width = x.getPixelForValue(starts[i + 1]) - left;
-        pen.fillStyle = nth(kind.tint);
-        pen.fillRect(left, chart.height - (2 - kind.lane) * (LANE + 3),
+        pen.fillStyle = nth(tint);
+        pen.fillRect(left, chart.height - (lanes - lane) * (LANE + 3),
           Math.max(width - (width > 4 ? 1 : 0), 1), LANE);
       });
     },
@@ -245,21 +240,25 @@ function peakLines(peak, limit, unit, end) {
 
 function stepChart(parent, row) {
   const actions = row.timeline.actions;
-  const bytes = Object.fromEntries(Object.entries(row.timeline.bytes).map(
-    ([name, changes]) => [name, everyAction(changes, actions.length)]));
+  const purposes = row.timeline.purposes.map((name) => PURPOSES[name]);
+  const lanes = Math.max(...purposes.map(({lane}) => lane)) + 1;
+  // States on the host stay there.
+  const changes = {
+    ...row.timeline.bytes, host_bytes: [[0, inMemory(row, row, "host_bytes")]]};
+  const bytes = Object.fromEntries(Object.entries(changes).map(
+    ([name, of]) => [name, everyAction(of, actions.length)]));
   const used = CATEGORIES.filter((name) => bytes[name]?.some((n) => n > 0));
   // What lies longest lies lowest.
-  const order = ["fixed", "inputs", ...CATEGORIES].filter(
+  const order = ["fixed", "inputs", "host_bytes", ...CATEGORIES].filter(
     (name, i, all) => used.includes(name) && all.indexOf(name) === i);
   const sums = actions.map((_, i) => used.reduce((all, name) => all + bytes[name][i], 0));
   const peak = sums.indexOf(Math.max(...sums));
   const unit = byteUnit(sums[peak]);
   // Moving and releasing run beside computation, which gets most of the width.
   const starts = [0];
-  for (const action of actions) {
-    starts.push(starts.at(-1) + (kindOf(action).lane === 0 ? 1 : 0.1));
-  }
-  const last = actions.findLastIndex((action) => /^(Update|GatherUpdated)\(/.test(action)) + 1;
+  for (const {lane} of purposes) starts.push(starts.at(-1) + (lane === 0 ? 1 : 0.1));
+  const last = actions.findLastIndex(
+    (action) => /^(Norm|Update|WriteStates|Upload|GatherUpdated)\b/.test(action)) + 1;
   const end = last > 0 && last < actions.length ? starts[last] : null;
   const {box, canvas} = figure(parent, "Action by action",
     `peak ${unit.text(sums[peak])} in ${actions[peak]}`, 400);
@@ -280,10 +279,10 @@ function stepChart(parent, row) {
       })),
     },
     plugins: [
-      actionLanes(actions, starts),
+      actionLanes(purposes, starts, lanes),
       peakLines((starts[peak] + starts[peak + 1]) / 2, row.memory_bytes, unit, end)],
     options: {
-      layout: {padding: {bottom: 2 * (LANE + 3) + 4}},
+      layout: {padding: {bottom: lanes * (LANE + 3) + 4}},
       interaction: {mode: "index", axis: "x", intersect: false},
       scales: {
         x: {type: "linear", min: 0, max: starts.at(-1), display: false},
@@ -304,23 +303,23 @@ function stepChart(parent, row) {
     },
   });
   const key = add(box, "div", "", {class: "legend"});
-  for (const kind of KINDS) {
-    if (!actions.some((action) => kindOf(action) === kind)) continue;
+  for (const [name, purpose] of Object.entries(PURPOSES)) {
+    if (!purposes.includes(purpose)) continue;
     const item = add(key, "span");
-    add(item, "i").style.background = nth(kind.tint);
-    item.append(kind.name);
+    add(item, "i").style.background = nth(purpose.tint);
+    item.append(name);
   }
 }
 
 function memoryTable(parent, rows) {
-  const unit = byteUnit(Math.max(...rows.map((row) => row.peak_bytes)));
+  const unit = byteUnit(Math.max(...rows.map(predictedPeak)));
   const bytes = (size) => unit.format(unit.scale(size));
-  const used = CATEGORIES.filter((name) => rows.some((row) => row[name] > 0));
+  const used = CATEGORIES.filter((name) => rows.some((row) => inMemory(row, row, name) > 0));
   const columns = [
     ["stage", (row) => own(row) + row.stage],
     ["recompute", (row) => row.recompute],
     ["offload", (row) => row.offload],
-    ["peak", (row) => bytes(row.peak_bytes)],
+    ["peak", (row) => bytes(predictedPeak(row))],
     ["host", (row) => row.host_bytes ? bytes(row.host_bytes) : "–"],
     ["measured", (row) => row.measured ? bytes(measuredPeak(row)) : "–"],
     ["limit", (row) => bytes(row.memory_bytes)],
@@ -333,7 +332,7 @@ function memoryTable(parent, rows) {
     ([name]) => ({
       measured: rows.some((row) => row.measured),
       offload: rows.some(offloads),
-      host: rows.some(offloads),
+      host: rows.some((row) => row.host_bytes > 0 && hostApart(row)),
     })[name] ?? true);
   table(parent, shown.map(([name]) => name),
     rows.map((row) => shown.map(([, cell]) => cell(row))));
@@ -358,7 +357,7 @@ function drawMemory(page, data) {
   add(page, "p", "*: the config's own settings");
   const grid = add(page, "div", "", {class: "grid"});
   for (const rows of configs) {
-    const highest = Math.max(...rows.flatMap((row) => [row.peak_bytes, measuredPeak(row)]));
+    const highest = Math.max(...rows.flatMap((row) => [predictedPeak(row), measuredPeak(row)]));
     // A limit far above all bars would make them invisible.
     const limit = Math.max(...rows.map((row) => row.memory_bytes));
     const largest = limit <= 4 * highest ? Math.max(limit, highest) : highest;
@@ -385,7 +384,7 @@ function drawMemory(page, data) {
   }
 
   for (const rows of configs) {
-    const unit = byteUnit(Math.max(...rows.map((row) => row.peak_bytes)));
+    const unit = byteUnit(Math.max(...rows.map(predictedPeak)));
     add(page, "h2", `${rows[0].config}, in ${unit.unit}`);
     add(page, "p", settings(rows[0]));
     memoryTable(page, rows);
