@@ -475,7 +475,7 @@ class BrowserTest(PageTestCase):
             self.assertEqual(rows, len(self.document("rows.html")["rows"]))
             self.assertEqual(self.browser.problems(), [])
             # Without offload or a measurement there is no such column.
-            self.assertNotIn("measured", self.text())
+            self.assertNotIn("\tmeasured\t", self.text())
             self.assertEqual("states on the host" in self.text(),
                              args == ("--offload",))
 

@@ -90,7 +90,7 @@ function stageBars(parent, title, rows, unit, largest) {
     ? `a rank may take ${unit.text(limits[0])}${seen ? " (dashes)" : ", far beyond this axis"}`
     : "dashes: what a rank may take";
   const {canvas} = figure(
-    parent, title, says, rows.length * (measured ? 46 : 32) + 130);
+    parent, title, says, rows.length * (measured || rows.some(offloads) ? 46 : 32) + 130);
   const used = CATEGORIES.filter(
     (name) => rows.some((row) => [row, row.measured].some(
       (bytes) => bytes && inMemory(row, bytes, name) > 0)));
