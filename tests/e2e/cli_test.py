@@ -2024,19 +2024,37 @@ class CliTest(unittest.TestCase):
                           '"num_hidden_layers": 1000}')
         self.assertIn("iB at its peak", text)
         self.assertIn("nothing fits", text)
-        # Its proposal runs.
         text = self.error("train", "config.json", "--ranks", "2",
                           "--set", 'model={"preset": "gpt2", "n_layer": 48}',
                           "--set", "train_batch_size=7000")
         self.assertRegex(text, "may take .* with the same global batch this "
                                "fits: --set .*train_micro_batch_size_per_gpu=")
-        self.train("run")
+        self.train("run", "training.steps=1")
         text = self.error("eval", "config.json", "--set",
                           "train_batch_size=1000000000")
         self.assertIn("tokens in one pass", text)
         text = self.error("eval", "config.json", "--set",
                           "train_batch_size=50000000")
         self.assertIn("lower train_micro_batch_size_per_gpu", text)
+
+    def test_a_third_of_the_memory_is_refused_with_a_patch_that_runs(self):
+        run = ("config.json", "--ranks", "2", "--set", "train_batch_size=128",
+               "data.sequence_length=256", "training.steps=2")
+        rows = map(json.loads, self.ok("memory", *run, "--json").splitlines())
+        needed = next(row["peak_bytes"] for row in rows if row["as_configured"])
+        limit = needed // 3
+        limited = ("train", *run, "--device-memory", "%dB" % limit)
+        text = self.error(*limited)
+        self.assertEqual(text.count("\n"), 1, text)
+        self.assertFalse(os.path.exists(self.path("run/metrics.jsonl")))
+        patch = re.search(r"this fits: (--set [^;\n]*)", text)
+        self.assertTrue(patch, text)
+        self.ok(*limited, *patch.group(1).split())
+        summary = self.read_json("run/summary.json")
+        self.assertLessEqual(summary["peak_bytes"]["total"], limit)
+        # The operating system's figure is of both ranks.
+        self.assertLessEqual(summary["peak_resident_bytes"], 2 * limit)
+        self.assertGreater(summary["peak_resident_bytes"], limit)
 
 
 if __name__ == "__main__":
