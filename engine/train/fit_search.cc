@@ -178,13 +178,15 @@ absl::StatusOr<FitProposal> FitSearch::Price(const FitSettings& settings) {
 // same price, and the one with the largest, of those that fit. With one
 // micro-step there is no sum of gradients during backward, so it may take less
 // than several; among several the peak grows with the micro-batch.
-absl::Status FitSearch::Try(FitSettings settings, const FitLimits& limits,
-                            std::vector<FitProposal>* found) {
+void FitSearch::Try(FitSettings settings, const FitLimits& limits,
+                    std::vector<FitProposal>* found) {
   const auto splits = SplitsOf(config_, settings.recompute);
   FitProposal priced;
-  const auto fits = [&](size_t i) -> absl::StatusOr<bool> {
+  const auto fits = [&](size_t i) {
     std::tie(settings.micro_batch, settings.accumulation) = splits[i];
-    ZERO_ASSIGN_OR_RETURN(priced, Price(settings));
+    const absl::StatusOr<FitProposal> price = Price(settings);
+    if (!price.ok()) return false;  // more tokens than kernels take
+    priced = *price;
     return priced.peak_bytes <= limits.device &&
            priced.disk_bytes <= limits.disk &&
            (rank_.one_memory() || priced.host_bytes <= limits.host);
@@ -192,13 +194,12 @@ absl::Status FitSearch::Try(FitSettings settings, const FitLimits& limits,
   const size_t whole = splits.size() - 1;
   size_t own = 0;
   while (splits[own].first != config_.train_micro_batch_size_per_gpu) ++own;
-  ZERO_ASSIGN_OR_RETURN(const bool own_fits, fits(own));
+  const bool own_fits = fits(own);
   if (own_fits) found->push_back(priced);
   if (own < whole) {
-    ZERO_ASSIGN_OR_RETURN(const bool whole_fits, fits(whole));
-    if (whole_fits) {
+    if (fits(whole)) {
       found->push_back(priced);
-      return absl::OkStatus();
+      return;
     }
   }
   // The first `fitting` fit; from `ends` on none does.
@@ -207,8 +208,7 @@ absl::Status FitSearch::Try(FitSettings settings, const FitLimits& limits,
   FitProposal best;
   while (fitting < ends) {
     const size_t middle = (fitting + ends) / 2;
-    ZERO_ASSIGN_OR_RETURN(const bool fit, fits(middle));
-    if (fit) {
+    if (fits(middle)) {
       best = priced;
       fitting = middle + 1;
     } else {
@@ -216,11 +216,10 @@ absl::Status FitSearch::Try(FitSettings settings, const FitLimits& limits,
     }
   }
   if (fitting > known) found->push_back(best);
-  return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<FitProposal>> FitSearch::FindFits(
-    const FitLimits& limits, bool on_disk) {
+std::vector<FitProposal> FitSearch::FindFits(const FitLimits& limits,
+                                             bool on_disk) {
   const ZeroConfig& zero = config_.zero_optimization;
   const int64_t world = rank_.world();
   const int64_t node = speed_.ranks_per_node;
@@ -246,12 +245,12 @@ absl::StatusOr<std::vector<FitProposal>> FitSearch::FindFits(
         }
         for (const int64_t group : groups) {
           if (stage == 0 && group != -1) continue;
-          ZERO_RETURN_IF_ERROR(Try({.stage = stage,
-                                    .mics_shard_size = group,
-                                    .recompute = recompute,
-                                    .offload = offload,
-                                    .on_disk = on_disk},
-                                   limits, &found));
+          Try({.stage = stage,
+               .mics_shard_size = group,
+               .recompute = recompute,
+               .offload = offload,
+               .on_disk = on_disk},
+              limits, &found);
         }
       }
     }
@@ -261,15 +260,15 @@ absl::StatusOr<std::vector<FitProposal>> FitSearch::FindFits(
 
 absl::StatusOr<std::vector<FitProposal>> FitSearch::Propose(
     const FitLimits& limits) {
-  ZERO_ASSIGN_OR_RETURN(std::vector<FitProposal> found,
-                        FindFits(limits, /*on_disk=*/false));
+  ZERO_RETURN_IF_ERROR(Price(SettingsOf(config_)).status());
+  std::vector<FitProposal> found = FindFits(limits, /*on_disk=*/false);
   // A disk is slow, and excludes other orders of updates.
   if (found.empty() && config_.zero_optimization.may_use_disk()) {
     // Checked early: a model without room has many units.
     ZERO_ASSIGN_OR_RETURN(const FitProposal least, Least());
     if (least.host_gradient_bytes <=
         (rank_.one_memory() ? limits.device : limits.host)) {
-      ZERO_ASSIGN_OR_RETURN(found, FindFits(limits, /*on_disk=*/true));
+      found = FindFits(limits, /*on_disk=*/true);
     }
   }
   // Of equals, the one with the shortest patch.

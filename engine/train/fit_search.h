@@ -83,7 +83,9 @@ class FitSearch {
   // it is dropped. Recomputing nothing is tried only with the config's
   // micro-batch or a larger one. Drops proposals that cost no less and take no
   // less of the device than another. If nothing fits, also searches offload to
-  // a disk with room for it, on the CPU too.
+  // a disk with room for it, on the CPU too. Settings that cannot be rehearsed
+  // do not fit.
+  // Errors: those of rehearsing the config's own settings.
   absl::StatusOr<std::vector<FitProposal>> Propose(const FitLimits& limits);
 
   // Why there are no proposals, and what to do. Names the memory that is too
@@ -91,10 +93,9 @@ class FitSearch {
   absl::StatusOr<std::string> NothingFits(const FitLimits& limits);
 
  private:
-  absl::StatusOr<std::vector<FitProposal>> FindFits(const FitLimits& limits,
-                                                    bool on_disk);
-  absl::Status Try(FitSettings settings, const FitLimits& limits,
-                   std::vector<FitProposal>* found);
+  std::vector<FitProposal> FindFits(const FitLimits& limits, bool on_disk);
+  void Try(FitSettings settings, const FitLimits& limits,
+           std::vector<FitProposal>* found);
   absl::StatusOr<FitProposal> Least();
   absl::StatusOr<FitProposal> Smallest();
 

@@ -152,6 +152,24 @@ TEST_F(FitSearchTest, LessShardingAndLessRecomputeAreProposedToo) {
             std::string::npos);
 }
 
+// The kernels take fewer than 2^31 tokens in one pass.
+TEST_F(FitSearchTest, ASplitThatTheKernelsRefuseDoesNotFit) {
+  config_.data.sequence_length = 1 << 16;
+  config_.train_micro_batch_size_per_gpu = 1 << 14;
+  config_.gradient_accumulation_steps = 2;
+  const auto fits =
+      Search(config_).Propose({.device = int64_t{1} << 49, .host = 0});
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  ASSERT_FALSE(fits->empty());
+  for (const FitProposal& fit : *fits) EXPECT_LE(fit.micro_batch, 1 << 14);
+  // The config's own split is an error.
+  config_.train_micro_batch_size_per_gpu = 1 << 15;
+  config_.gradient_accumulation_steps = 1;
+  const auto refused =
+      Search(config_).Propose({.device = int64_t{1} << 49, .host = 0});
+  EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
+}
+
 // Within a node bytes are cheaper: groups of a node's size shard there.
 TEST(FitSearchOfNodesTest, GroupsOfANodeAreProposed) {
   Config config;
