@@ -198,7 +198,8 @@ absl::optional<std::string> FitAdvice(const Rank& rank, const Config& config,
   if (rank.rank() > 0 || !workload.train || !has_stages) {
     return absl::nullopt;
   }
-  const FitLimits limits = {TakeableBytes(rank), TakeableHostBytes(rank)};
+  const FitLimits limits = {TakeableBytes(rank), TakeableHostBytes(rank),
+                            TakeableDiskBytes(rank, DiskFolderOf(config))};
   FitSearch search(rank, config, tools, AssumedSpeedOf(*rank.device));
   const absl::StatusOr<std::vector<FitProposal>> fits = search.Propose(limits);
   if (!fits.ok()) return absl::nullopt;
@@ -214,13 +215,6 @@ absl::optional<std::string> FitAdvice(const Rank& rank, const Config& config,
                     "; for nvme_path name a folder on a fast local disk, where "
                     "each rank takes ",
                     HumanBytes(static_cast<double>(fit.disk_bytes)));
-    const std::string folder = DiskFolderOf(config);
-    const int64_t free = TakeableDiskBytes(rank, folder);
-    if (fit.disk_bytes > free) {
-      absl::StrAppend(&patch, ", but has ",
-                      HumanBytes(static_cast<double>(free)), " free in '",
-                      folder, "'");
-    }
   }
   return absl::StrCat("with the same global batch this fits: ", patch);
 }
