@@ -84,6 +84,9 @@ std::string FitSettings::Patch(const Config& config) const {
     sets.push_back(absl::StrCat("train_micro_batch_size_per_gpu=", micro_batch,
                                 " gradient_accumulation_steps=", accumulation));
   }
+  if (config.training.async_save != changed.training.async_save) {
+    sets.push_back("training.async_save=false");
+  }
   return sets.empty() ? "" : "--set " + absl::StrJoin(sets, " ");
 }
 
@@ -116,6 +119,7 @@ Config WithSettings(Config config, const FitSettings& settings) {
   config.set_recompute(settings.recompute);
   config.train_micro_batch_size_per_gpu = settings.micro_batch;
   config.gradient_accumulation_steps = settings.accumulation;
+  if (settings.without_copy) config.training.async_save = false;
   return config;
 }
 
@@ -152,6 +156,10 @@ absl::StatusOr<Rehearsal> FitSearch::Rehearse(const FitSettings& settings) {
       rehearsal.host_ledger
           .at_peak()[static_cast<int>(MemoryCategory::kGradients)];
   priced.disk_bytes = rehearsal.disk_bytes;
+  const MemoryLedger& of_copy =
+      rehearsal.one_memory ? rehearsal.ledger : rehearsal.host_ledger;
+  priced.copy_bytes =
+      of_copy.at_peak()[static_cast<int>(MemoryCategory::kSnapshot)];
   priced.sent_bytes = wire.sent();
   priced.flops = tokens * (flops.model + flops.recomputed);
   priced.seconds =
@@ -167,11 +175,27 @@ absl::StatusOr<Rehearsal> FitSearch::Rehearse(const FitSettings& settings) {
   return rehearsal;
 }
 
-absl::StatusOr<FitProposal> FitSearch::Price(const FitSettings& settings) {
-  const auto known = priced_.find(settings);
-  if (known != priced_.end()) return known->second;
-  ZERO_RETURN_IF_ERROR(Rehearse(settings).status());
-  return priced_.at(settings);
+// The copy is there for all of a run, so the price without it needs no other
+// rehearsal.
+absl::StatusOr<FitProposal> FitSearch::Price(FitSettings settings) {
+  const bool without_copy = std::exchange(settings.without_copy, false);
+  if (!priced_.contains(settings)) {
+    ZERO_RETURN_IF_ERROR(Rehearse(settings).status());
+  }
+  FitProposal priced = priced_.at(settings);
+  if (!without_copy || priced.copy_bytes == 0) return priced;
+  priced.without_copy = true;
+  (rank_.one_memory() ? priced.peak_bytes : priced.host_bytes) -=
+      priced.copy_bytes;
+  const TrainingConfig& training = config_.training;
+  const double write_seconds =
+      std::exchange(priced.copy_bytes, 0) / speed_.disk_bytes_per_second;
+  if (training.save_every > 0) {
+    priced.seconds += write_seconds / training.save_every;
+  } else {
+    priced.seconds *= 1 + write_seconds / (60 * training.save_every_minutes);
+  }
+  return priced;
 }
 
 // Appends the one with the config's micro-batch, which may take less for the
@@ -184,12 +208,18 @@ void FitSearch::Try(FitSettings settings, const FitLimits& limits,
   FitProposal priced;
   const auto fits = [&](size_t i) {
     std::tie(settings.micro_batch, settings.accumulation) = splits[i];
-    const absl::StatusOr<FitProposal> price = Price(settings);
-    if (!price.ok()) return false;  // more tokens than kernels take
-    priced = *price;
-    return priced.peak_bytes <= limits.device &&
-           priced.disk_bytes <= limits.disk &&
-           (rank_.one_memory() || priced.host_bytes <= limits.host);
+    for (const bool without_copy : {false, true}) {
+      settings.without_copy = without_copy;
+      const absl::StatusOr<FitProposal> price = Price(settings);
+      if (!price.ok()) return false;  // more tokens than kernels take
+      priced = *price;
+      if (priced.peak_bytes <= limits.device &&
+          priced.disk_bytes <= limits.disk &&
+          (rank_.one_memory() || priced.host_bytes <= limits.host)) {
+        return true;
+      }
+    }
+    return false;
   };
   const size_t whole = splits.size() - 1;
   size_t own = 0;
@@ -298,7 +328,8 @@ absl::StatusOr<FitProposal> FitSearch::Least() {
                 .accumulation = 1,
                 .recompute = Recompute::kFull,
                 .offload = Offload::kAll,
-                .on_disk = config_.zero_optimization.may_use_disk()});
+                .on_disk = config_.zero_optimization.may_use_disk(),
+                .without_copy = true});
 }
 
 // The step that takes the least of the device: that one, or, of a model whose

@@ -23,6 +23,8 @@ struct FitSettings {
   Offload offload;
   // What is offloaded goes to a disk. Otherwise only what the config has there.
   bool on_disk = false;
+  // Checkpoints are written without a copy in memory: training waits.
+  bool without_copy = false;
 
   auto operator<=>(const FitSettings&) const = default;
 
@@ -43,6 +45,7 @@ struct FitProposal : FitSettings {
   int64_t host_bytes;
   int64_t host_gradient_bytes;  // of these, sums, which stay off a disk
   int64_t disk_bytes;
+  int64_t copy_bytes;  // of the device's or host's, for checkpoints
   int64_t sent_bytes;  // in a step
   double flops;        // likewise
   // Seconds of a step at the assumed speed, without overlap: only for
@@ -73,7 +76,7 @@ class FitSearch {
   // The run with these settings, whether it fits or not. Its price is kept.
   absl::StatusOr<Rehearsal> Rehearse(const FitSettings& settings);
   // What it needs.
-  absl::StatusOr<FitProposal> Price(const FitSettings& settings);
+  absl::StatusOr<FitProposal> Price(FitSettings settings);
 
   // Proposals with which a rank takes no more than `limits`, the cheapest
   // first. Searches every stage, level of recomputation, sharding group (the
@@ -82,10 +85,10 @@ class FitSearch {
   // one saves no traffic (stages 0 and 1), it costs the same and takes more, so
   // it is dropped. Recomputing nothing is tried only with the config's
   // micro-batch or a larger one. Drops proposals that cost no less and take no
-  // less of the device than another. If nothing fits, also searches offload to
-  // a disk with room for it, on the CPU too. Settings that cannot be rehearsed
-  // do not fit.
-  // Errors: those of rehearsing the config's own settings.
+  // less of the device than another. What fits only without the copy for
+  // checkpoints is proposed so. If nothing fits, also searches offload to a
+  // disk with room for it, on the CPU too. Settings that cannot be rehearsed do
+  // not fit. Errors: those of rehearsing the config's own settings.
   absl::StatusOr<std::vector<FitProposal>> Propose(const FitLimits& limits);
 
   // Why there are no proposals, and what to do. Names the memory that is too

@@ -73,17 +73,11 @@ int64_t NeededBy(const Rank& rank, int64_t own, int64_t other) {
                           : other + (sharers - 1) * own;
 }
 
-// Bytes of a ledger that a run can do without.
-int64_t SnapshotBytes(const MemoryLedger& ledger) {
-  return ledger.at_peak()[static_cast<int>(MemoryCategory::kSnapshot)];
-}
-constexpr char kWithoutCopy[] =
-    "it fits with --set training.async_save=false, without the copy that "
-    "checkpoints are written from: training then waits while one is written";
-
 // Ranks of other processes are not known here.
-absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,
-                           bool train, const Rank& rank) {
+absl::Status CheckHostFits(
+    const Rehearsal& predicted, const Config& config, bool train,
+    const Rank& rank,
+    const std::function<absl::optional<std::string>()>& advice) {
   if (predicted.one_memory || predicted.host_bytes() == 0) {
     return absl::OkStatus();
   }
@@ -97,14 +91,13 @@ absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,
   const bool disk_helps = train && zero.may_use_disk() &&
                           (zero.offload_optimizer == OffloadDevice::kCpu ||
                            zero.offload_param == OffloadDevice::kCpu);
-  const int64_t copy = SnapshotBytes(predicted.host_ledger);
-  const bool fits_without = predicted.host_bytes() - copy <= memory;
+  const absl::optional<std::string> searched = advice();
   return absl::ResourceExhaustedError(absl::StrFormat(
       "this run keeps %s of each rank's states in the host's memory, of which "
       "a rank may take %s; %s",
       HumanBytes(predicted.host_bytes()), HumanBytes(memory),
-      fits_without
-          ? kWithoutCopy
+      searched.has_value()
+          ? *searched
           : absl::StrCat(
                 disk_helps
                     ? "set the device of offload to \"nvme\" with nvme_path, a "
@@ -163,7 +156,7 @@ absl::Status CheckFits(
     const Rehearsal& predicted, int64_t other_rank, const Config& config,
     bool train, const Rank& rank,
     const std::function<absl::optional<std::string>()>& advice) {
-  ZERO_RETURN_IF_ERROR(CheckHostFits(predicted, config, train, rank));
+  ZERO_RETURN_IF_ERROR(CheckHostFits(predicted, config, train, rank, advice));
   const DeviceInfo device = rank.device->info();
   const int sharers = SharersOf(rank);
   int64_t memory = TakeableBytes(*rank.device);
@@ -184,10 +177,7 @@ absl::Status CheckFits(
   std::stable_sort(
       parts.begin(), parts.end(),
       [](const auto& a, const auto& b) { return a.second > b.second; });
-  const int64_t copies = sharers * SnapshotBytes(predicted.ledger);
-  const bool fits_without = needed + late - copies <= memory;
-  const absl::optional<std::string> searched =
-      fits_without ? absl::nullopt : advice();
+  const absl::optional<std::string> searched = advice();
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
       "this run needs %s at its peak (%s%s)%s and may take %s%s of the %s of "
@@ -207,9 +197,8 @@ absl::Status CheckFits(
           : absl::StrFormat(" (%d ranks of %s by --device-memory)", sharers,
                             HumanBytes(rank.memory.device_budget)),
       HumanBytes(device.memory_bytes), device.name,
-      fits_without           ? kWithoutCopy
-      : searched.has_value() ? *searched
-                             : Remedy(predicted.ledger, config, train, rank)));
+      searched.has_value() ? *searched
+                           : Remedy(predicted.ledger, config, train, rank)));
 }
 
 }  // namespace zero

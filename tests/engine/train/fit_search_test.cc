@@ -377,6 +377,39 @@ TEST_F(FitSearchTest, TheRanksOfAHostShareTheFreeSpaceOfADisk) {
   EXPECT_EQ(TakeableDiskBytes(rank, "/proc"), INT64_MAX);  // no disk
 }
 
+// The copy that checkpoints are written from is given up where a run fits only
+// without it.
+TEST_F(FitSearchTest, CheckpointsAreWrittenWithoutACopyIfThatFits) {
+  config_.model.hidden_size = 256;
+  config_.zero_optimization.stage = 3;
+  config_.train_micro_batch_size_per_gpu = 1;
+  config_.training.save_every = 10;
+  for (const FitProposal& fit : Fits(int64_t{1} << 40)) {
+    EXPECT_FALSE(fit.without_copy);
+  }
+  FitSearch search = Search(config_);
+  FitSettings least = {.stage = 3,
+                       .mics_shard_size = -1,
+                       .micro_batch = 1,
+                       .accumulation = 1,
+                       .recompute = Recompute::kFull,
+                       .offload = Offload::kNone};
+  const FitProposal with_copy = *search.Price(least);
+  EXPECT_GT(with_copy.copy_bytes, 0);
+  const auto fits =
+      search.Propose({with_copy.peak_bytes - with_copy.copy_bytes, /*host=*/0});
+  ASSERT_FALSE(fits->empty());
+  for (const FitProposal& fit : *fits) {
+    EXPECT_TRUE(fit.without_copy);
+    EXPECT_NE(fit.Patch(config_).find("training.async_save=false"),
+              std::string::npos);
+    EXPECT_EQ(fit.peak_bytes, PeakOf(WithSettings(config_, fit)));
+  }
+  // It costs what training waits for the disk.
+  least.without_copy = true;
+  EXPECT_GT(search.Price(least)->seconds, with_copy.seconds);
+}
+
 // On the CPU host and device share one memory, but a disk is another.
 TEST_F(FitSearchTest, ADiskHelpsOnTheCpu) {
   config_.model.num_hidden_layers = 16;
