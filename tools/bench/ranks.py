@@ -331,8 +331,8 @@ def print_link(dtype, link, pairs):
     print_table(("%s, %d ranks over a slow link" % (dtype, RANKS),
                  "comm/compute", "overlapped ms", "waited for", "exposed ms",
                  "allowed ms", "first gather", "last reduction", ""), rows)
-    say("  allowed: the first gather, the last reduction (the tied embedding: "
-        "%.0f %% of all\n  that is reduced) and %.0f %% of the step" % (
+    say("  allowed: the first gather, the last reductions (the embedding's "
+        "bucket and rows:\n  %.0f %% of all that is reduced) and %.0f %% of the step" % (
             100 * on["last_reduction_bytes"] / on["wire"]["reduced"],
             100 * EXPOSED))
     if not link["rows"]:
