@@ -25,44 +25,41 @@ TEST(LinearCpuTest, ConvertedProductsLargerThanATileAreCut) {
   }
 }
 
-// Threads cut a product into other tiles; 17 rows are the fewest in panels.
-TEST(LinearCpuTest, BitsOfFp32DoNotDependOnTheNumberOfThreads) {
-  for (const int64_t m : {17, 300}) {
-    for (const bool backward : {false, true}) {
-      std::vector<float> results[2];
-      for (std::vector<float>& y : results) {
-        cpu::CpuDevice::Options options;
-        options.num_threads = &y == results ? 1 : 3;
-        cpu::CpuDevice device(options);
-        const auto stream = device.MakeStream(StreamRole::kCompute);
-        constexpr int64_t kOut = 401, kIn = 1100;
-        std::vector<float> x(static_cast<size_t>(m * kIn));
-        std::vector<float> w(static_cast<size_t>(kOut * kIn)), dw = w;
-        for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(i);
-        for (size_t i = 0; i < w.size(); ++i) w[i] = std::cos(i);
-        y.assign(static_cast<size_t>(m * kOut), 0.0f);
-        const LinearArgs forward = {
-            .x = {x.data(), DType::kF32, m, kIn, kIn},
-            .w = {w.data(), DType::kF32, kOut, kIn, kIn},
-            .y = {y.data(), DType::kF32, m, kOut, kOut}};
-        std::vector<char> scratch(device.ops().LinearWorkspaceBytes(forward));
-        device.ops().Linear(*stream, forward, {scratch.data(), scratch.size()});
-        if (!backward) continue;
-        const LinearBackwardWeightArgs args = {
-            .dy = forward.y,
-            .x = forward.x,
-            .dw = {dw.data(), DType::kF32, kOut, kIn, kIn},
-            .accumulate_dw = true};
-        scratch.resize(device.ops().LinearBackwardWeightWorkspaceBytes(args));
-        device.ops().LinearBackwardWeight(*stream, args,
-                                          {scratch.data(), scratch.size()});
-        y = dw;
-      }
-      EXPECT_EQ(results[0], results[1]) << m << " " << backward;
-    }
-  }
+// y = x w^T and dw += y^T x of `rows` rows.
+std::vector<Dense> Products(DType dtype, int64_t rows, int num_threads) {
+  cpu::CpuDevice::Options options;
+  options.num_threads = num_threads;
+  options.low_precision = cpu::LowPrecision::kConvert;
+  cpu::CpuDevice device(options);
+  const auto stream = device.MakeStream(StreamRole::kCompute);
+  const Path path{"", device, device.ops(), *stream, false};
+  constexpr int64_t kOut = 401, kIn = 1100;
+  GuardedMatrix x = GuardedMatrix::Normal(dtype, rows, kIn, 0, 1);
+  GuardedMatrix w = GuardedMatrix::Normal(dtype, kOut, kIn, 0, 2);
+  GuardedMatrix dw = GuardedMatrix::Normal(DType::kF32, kOut, kIn, 0, 3);
+  GuardedMatrix y(dtype, rows, kOut);
+  RunLinear(path, {.x = x.view(), .w = w.view(), .y = y.view()});
+  const LinearBackwardWeightArgs args = {
+      .dy = y.view(), .x = x.view(), .dw = dw.view(), .accumulate_dw = true};
+  Scratch scratch(device.ops().LinearBackwardWeightWorkspaceBytes(args));
+  device.ops().LinearBackwardWeight(*stream, args, scratch.workspace());
+  return {y.dense(), dw.dense()};
 }
 
+// Threads cut a product into other tiles. 17 rows are the fewest of fp32 in
+// panels; converted operands always are.
+TEST(LinearCpuTest, BitsOfPanelsDoNotDependOnTheNumberOfThreads) {
+  const auto expect_equal = [](DType dtype, int64_t rows) {
+    const std::vector<Dense> one = Products(dtype, rows, 1);
+    const std::vector<Dense> three = Products(dtype, rows, 3);
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_EQ(one[i].values, three[i].values)
+          << DTypeName(dtype) << ", " << rows << " rows, product " << i;
+    }
+  };
+  for (const int64_t rows : {17, 300}) expect_equal(DType::kF32, rows);
+  for (const int64_t rows : {1, 17, 300}) expect_equal(DType::kBF16, rows);
+}
 TEST(LinearCpuTest, ConvertedWorkspaceStaysWithinItsBound) {
   cpu::CpuDevice::Options options;
   options.low_precision = cpu::LowPrecision::kConvert;
