@@ -59,6 +59,17 @@ absl::Status CheckRows(const Config& config) {
       config.train_micro_batch_size_per_gpu, config.data.sequence_length));
 }
 
+absl::Status CheckWidth(const Config& config, const Device& device) {
+  if (device.kind() != DeviceKind::kCuda ||
+      config.model.hidden_size <= kMaxGpuNormWidth) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "model.hidden_size %d: norms on a GPU take rows of up to %d; lower it, "
+      "or use --device cpu",
+      config.model.hidden_size, kMaxGpuNormWidth));
+}
+
 // Whether the head's table is worth computing in parts. With replicated
 // gradients, a part's gradient is reduced while the next one's is computed.
 // That pays if all logits of a micro-batch are kept, so that none is
@@ -324,17 +335,6 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   options.max_positions = max_positions;
   options.train = train;
   return options;
-}
-
-absl::Status CheckWidth(const Config& config, const Device& device) {
-  if (device.kind() != DeviceKind::kCuda ||
-      config.model.hidden_size <= kMaxGpuNormWidth) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "model.hidden_size %d: norms on a GPU take rows of up to %d; lower it, "
-      "or use --device cpu",
-      config.model.hidden_size, kMaxGpuNormWidth));
 }
 
 absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,

@@ -7,6 +7,7 @@
 #define ZERO_ENGINE_TRAIN_SESSION_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
