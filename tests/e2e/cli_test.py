@@ -439,7 +439,7 @@ class CliTest(unittest.TestCase):
                 *at, "--set", "gradient_accumulation_steps=4096",
                 "--set", "train_batch_size=8192"))
 
-    def test_a_billion_parameters_on_many_ranks_take_less_than_a_gigabyte(self):
+    def test_a_billion_parameters_in_parts_peak_in_blocks_at_a_gigabyte(self):
         # The vocabulary is four blocks large, and its gradient is dense, the
         # head's and the lookup's. Yet only blocks are at the peak: one or two
         # of them in flight.
