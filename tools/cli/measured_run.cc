@@ -77,7 +77,7 @@ absl::StatusOr<int> RunSelf(std::vector<std::string> arguments,
   const int failed = posix_spawn(&child, "/proc/self/exe", &files, nullptr,
                                  argv.data(), EnvironmentOfOneProcess().data());
   posix_spawn_file_actions_destroy(&files);
-  if (failed != 0) return FileError("start", "/proc/self/exe", failed);
+  if (failed != 0) return FileError("cannot start", "/proc/self/exe", failed);
   int status = 0;
   for (bool asked = false; ::waitpid(child, &status, WNOHANG) == 0;) {
     if (!asked && (stop || HasLines(metrics, steps))) {
@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<MeasureFolder>> MeasureFolder::Make() {
   std::string path =
       std::filesystem::temp_directory_path(error) / "zero-memory-XXXXXX";
   if (error || ::mkdtemp(path.data()) == nullptr) {
-    return FileError("create", path, error ? error.value() : errno);
+    return FileError("cannot create", path, error ? error.value() : errno);
   }
   return std::unique_ptr<MeasureFolder>(new MeasureFolder(path, stop));
 }

@@ -703,7 +703,8 @@ Command AddMemory(CLI::App& app) {
       app.add_flag("--csv", flags->csv, "comma-separated values, in bytes")
           ->excludes(json);
   app.add_flag("--measure", flags->measure,
-               "run two steps of every row that fits here, and compare");
+               "run two steps of every row that fits here, and compare; ranks "
+               "are threads, so start it once, without a launcher");
   CLI::Option* const fit = app.add_flag(
       "--fit", flags->fit,
       "also list what to change so that the run fits, cheapest first");
