@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,15 +28,20 @@ void Close(int fd) {
 
 }  // namespace
 
-void AlignedMemory::Free::operator()(char* memory) const { ::free(memory); }
+void AlignedMemory::Free::operator()(char* memory) const {
+  ::munmap(memory, static_cast<size_t>(bytes));
+}
 
 char* AlignedMemory::Reserve(int64_t bytes) {
-  if (bytes > bytes_) {
-    bytes_ = RoundUp(bytes, kAlignment);
+  const int64_t old = memory_.get_deleter().bytes;
+  if (bytes > old) {
     memory_.reset();
-    memory_.reset(static_cast<char*>(
-        ::aligned_alloc(kAlignment, static_cast<size_t>(bytes_))));
-    if (memory_ == nullptr) throw std::bad_alloc();
+    const int64_t rounded = RoundUp(bytes, kAlignment);
+    void* const memory =
+        ::mmap(nullptr, static_cast<size_t>(rounded), PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    memory_ = {static_cast<char*>(memory), Free{rounded}};
   }
   return memory_.get();
 }

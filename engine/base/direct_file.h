@@ -20,7 +20,8 @@
 
 namespace zero {
 
-// Memory aligned for O_DIRECT.
+// Memory aligned for O_DIRECT, in pages of its own: malloc would keep some of it
+// for the process when it is freed.
 class AlignedMemory {
  public:
   // Grows the memory to at least `bytes`; its content is then lost.
@@ -28,10 +29,10 @@ class AlignedMemory {
 
  private:
   struct Free {
+    int64_t bytes;
     void operator()(char* memory) const;
   };
   std::unique_ptr<char, Free> memory_;
-  int64_t bytes_ = 0;
 };
 
 // A file that appears atomically, like AtomicFile. It has two windows: the
