@@ -822,7 +822,7 @@ std::vector<KeySpec> UsedKeys() {
           "Gather and reduce the vocabulary's table in parts, none larger than "
           "a block, and recompute a micro-batch's logits in backward, unless "
           "they are few. auto: at stages 2 and 3 if the memory saved is worth "
-          "the time; at 0 and 1, to hide more communication, if no logits are "
+          "the time; at 0 to 2, to hide more communication, if no logits are "
           "recomputed and they take at most a 16th of the model states. "
           "Changes no bit of the result.",
           BetweenRanks),

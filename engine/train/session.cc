@@ -71,7 +71,7 @@ absl::Status CheckWidth(const Config& config, const Device& device) {
 }
 
 // Whether the head's table is worth computing in parts. With replicated
-// gradients, a part's gradient is reduced while the next one's is computed.
+// parameters, a part's gradient is reduced while the next one's is computed.
 // That pays if all logits of a micro-batch are kept, so that none is
 // recomputed, and take at most a sixteenth of the model states. With sharded
 // gradients, two parts replace the table and its gradient. That must save a
@@ -94,10 +94,10 @@ bool VocabularyPartsPay(const Config& config, const Plan& plan,
   const bool keeps_logits =
       !last.head_waits && logits <= MaxKeptLogitsBytes(plan, options);
   const int64_t states = StateBytes(plan, options);
-  if (!plan.shards_gradients()) {
-    return keeps_logits && logits <= states / 16 && options.overlap &&
-           last.trained_elems > 0;
-  }
+  const bool hides_reduction = keeps_logits && logits <= states / 16 &&
+                               options.overlap && last.trained_elems > 0;
+  if (!plan.shards_gradients()) return hides_reduction;
+  if (!plan.shards_parameters() && hides_reduction) return true;
   int64_t bytes = DTypeBytes(config.grad_accum_dtype);  // of an element
   if (plan.shards_parameters()) bytes += DTypeBytes(dtype);
   int64_t saved =

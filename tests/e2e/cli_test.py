@@ -438,6 +438,9 @@ class CliTest(unittest.TestCase):
             self.assertFalse(has_parts(
                 *at, "--set", "gradient_accumulation_steps=4096",
                 "--set", "train_batch_size=8192"))
+        # Sharded gradients change none of that.
+        at = ("--set", "zero_optimization.stage=2")
+        self.assertTrue(has_parts(*at))
 
     def test_a_billion_parameters_in_parts_peak_in_blocks_at_a_gigabyte(self):
         # The vocabulary is four blocks large, and its gradient is dense, the
@@ -497,7 +500,7 @@ class CliTest(unittest.TestCase):
         here = next(row for row in rows if row["as_configured"])
         self.assertEqual(proposed["as_it_is"]["patch"], "")
         self.assertEqual(proposed["as_it_is"]["peak_bytes"], here["peak_bytes"])
-        self.assertGreater(len(fits), 1)
+        self.assertGreater(len(fits), 0)
         seconds = [fit["assumed_seconds"] for fit in fits]
         self.assertEqual(seconds, sorted(seconds))
         for fit in fits:
