@@ -20,8 +20,8 @@
 
 namespace zero {
 
-// Memory aligned for O_DIRECT, in pages of its own: malloc would keep some of it
-// for the process when it is freed.
+// Memory aligned for O_DIRECT, in pages of its own: malloc would keep some of
+// it for the process when it is freed.
 class AlignedMemory {
  public:
   // Grows the memory to at least `bytes`; its content is then lost.
