@@ -290,6 +290,7 @@ RunSummary RunReport::Summarize(const RunRecord& record) const {
       .tokens = record.step * tokens_per_step_,
       .seconds = record.train_seconds,
       .part_seconds = record.train_seconds - start_.train_seconds,
+      .peak_flops = peak_.flops,
       .waited = record.waited - start_.waited,
       .first_loss = record.first_loss,
       .final_loss = record.last.output.loss,
@@ -335,7 +336,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
     line["tokens_per_second"] = summary.tokens_per_second;
     summary.utilization.AddTo(&line);
   }
-  line["peak_flops_per_second"] = peak_.flops;
+  line["peak_flops_per_second"] = summary.peak_flops;
   line["parameters"] = session_->model().NumParameters();
   if (const int64_t frozen = NumFrozen(session_->model()); frozen > 0) {
     line["frozen_parameters"] = frozen;

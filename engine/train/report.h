@@ -27,7 +27,10 @@ struct RunSummary {
   double part_seconds = 0;
   double tokens_per_second = 0;  // over whole steps, without evaluation
   Utilization utilization;       // at that speed
-  WaitTimes waited;              // in steps, for communication
+  // A rank's FLOP/s that count as 100 %. Measured again during the run, which
+  // may find more than at its start.
+  double peak_flops = 0;
+  WaitTimes waited;  // in steps, for communication
   double first_loss = kNotKnown, final_loss = kNotKnown;  // NaN: of no step
   double validation_loss = kNotKnown;                     // NaN: not evaluated
   int64_t validation_step = -1;  // after this many steps; -1: not evaluated

@@ -372,6 +372,15 @@ void PrintFits(const Memory& memory) {
           : absl::StrFormat(", %.0f GB/s within %d consecutive ranks",
                             1e-9 * speed.node_bytes_per_second,
                             speed.ranks_per_node));
+  const Config& config = memory.config;
+  if (config.training.eval_batches > 0 &&
+      absl::c_any_of(memory.fits, [&](const auto& fit) {
+        return fit.micro_batch != config.train_micro_batch_size_per_gpu;
+      })) {
+    absl::PrintF(
+        "note: training.eval_batches counts micro-batches: with another "
+        "micro-batch it is another number of validation tokens\n");
+  }
   if (absl::c_any_of(memory.fits,
                      [](const auto& fit) { return fit.on_disk; }) &&
       !memory.config.zero_optimization.uses_nvme()) {

@@ -70,7 +70,12 @@ void PrintSummary(const RunSummary& summary, const Config& config,
     rows.push_back(
         {"speed",
          absl::StrCat(WithCommas(std::llround(summary.tokens_per_second)),
-                      " tok/s", since, ", ", summary.utilization.ToString())});
+                      " tok/s", since, ", ", summary.utilization.ToString(),
+                      summary.utilization.known()
+                          ? absl::StrFormat(" of %s GFLOP/s",
+                                            WithCommas(std::llround(
+                                                1e-9 * summary.peak_flops)))
+                          : "")});
   }
   if (summary.steps > 0) {
     rows.push_back({"loss", absl::StrFormat("%.4f -> %.4f", summary.first_loss,
