@@ -149,13 +149,7 @@ absl::Status MeasureFolder::GiveData(const Config& config, RunOptions* run) {
 }
 
 absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const Config& config,
-                                                   RunOptions run) {
-  if (config.gradient_accumulation_steps > 2) {
-    run.sets.insert(run.sets.end(),
-                    {absl::StrCat("train_micro_batch_size_per_gpu=",
-                                  config.train_micro_batch_size_per_gpu),
-                     "gradient_accumulation_steps=2", "train_batch_size=auto"});
-  }
+                                                   const RunOptions& run) {
   const std::string out = path_ + "/run", log = path_ + "/log";
   std::vector<std::string> arguments = {"train", run.config, "--device",
                                         run.device,

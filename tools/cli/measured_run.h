@@ -39,12 +39,10 @@ class MeasureFolder {
   // kSteps steps; also for the prediction.
   absl::Status GiveData(const Config& config, RunOptions* run);
 
-  // Takes kSteps steps, of at most two micro-steps to save time. The plan
-  // depends on the tokens of a step, so more may need a little more or less
-  // memory. Its files are removed.
-  //
+  // Takes kSteps steps. Its files are removed.
   // Errors: the run's last message; Cancelled: by a signal.
-  absl::StatusOr<MeasuredRun> Measure(const Config& config, RunOptions run);
+  absl::StatusOr<MeasuredRun> Measure(const Config& config,
+                                      const RunOptions& run);
 
   static constexpr int kSteps = 2;
 
