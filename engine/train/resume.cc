@@ -72,7 +72,8 @@ std::vector<std::string> ChangedKeys(const Json& was, const Json& is) {
   }
   for (std::string& other : others) {
     if (!length.empty() && absl::StrContains(other, "total_num_steps")) {
-      absl::StrAppend(&other, ", since ", length);
+      // First the key that the user has changed.
+      other = absl::StrCat(length, ", and with it the learning rates: ", other);
     }
   }
   kinds.insert(kinds.end(), others.begin(), others.end());

@@ -357,8 +357,9 @@ class CliTest(unittest.TestCase):
                 ("10XB", "has an unknown unit, XB: the units are B, KB, MB, GB, "
                          "TB, KiB, MiB, GiB and TiB"),
                 ("1e30GB", "is too large: the limit is 1000000 TB"),
-                ("-5GiB", "is less than one byte"),
+                ("-5GiB", "is not more than 0"), ("0", "is not more than 0"),
                 ("0.5B", "is less than one byte"),
+                ("0x10GiB", "is not a number with a unit"),
                 ("GiB", "is not a number with a unit"),
                 ("nanGiB", "is not a number with a unit"),
                 ("5,5GiB", "is not a number with a unit")):

@@ -350,8 +350,7 @@ void PrintFits(const Memory& memory) {
   const auto add = [&](const FitProposal& fit, const std::string& what) {
     lines.push_back({HumanBytes(static_cast<double>(fit.peak_bytes)),
                      bytes(fit.host_bytes), bytes(fit.disk_bytes),
-                     HumanBytes(static_cast<double>(fit.sent_bytes)),
-                     absl::StrFormat("%.2e", fit.flops),
+                     bytes(fit.sent_bytes), absl::StrFormat("%.2e", fit.flops),
                      absl::StrFormat("%.3g", fit.seconds), what});
   };
   add(memory.own,

@@ -58,10 +58,14 @@ std::string SizeToBytes(std::string& size) {
   const absl::string_view text = absl::StripAsciiWhitespace(size);
   const size_t end = text.find_last_of("0123456789.") + 1;
   const absl::string_view unit = absl::StripAsciiWhitespace(text.substr(end));
+  const absl::string_view number = text.substr(0, end);
   double bytes = 0;
-  if (!absl::SimpleAtod(text.substr(0, end), &bytes)) {
+  // SimpleAtod reads "0x10", too.
+  if (number.find_first_of("xX") != number.npos ||
+      !absl::SimpleAtod(number, &bytes)) {
     return wrong("is not a number with a unit");
   }
+  if (bytes <= 0) return wrong("is not more than 0");
   if (unit.empty()) return wrong("has no unit");
   const auto factor = units.find(absl::AsciiStrToLower(unit));
   if (factor == units.end()) {
