@@ -226,11 +226,9 @@ void FitSearch::Try(FitSettings settings, const FitLimits& limits,
   while (splits[own].first != config_.train_micro_batch_size_per_gpu) ++own;
   const bool own_fits = fits(own);
   if (own_fits) found->push_back(priced);
-  if (own < whole) {
-    if (fits(whole)) {
-      found->push_back(priced);
-      return;
-    }
+  if (own < whole && fits(whole)) {
+    found->push_back(priced);
+    return;
   }
   // The first `fitting` fit; from `ends` on none does.
   const size_t known = own_fits ? own + 1 : 0;

@@ -419,10 +419,10 @@ class CliTest(unittest.TestCase):
         self.assertNotIn("vocabulary is in", text)
 
     def test_with_few_logits_the_vocabulary_is_in_parts_at_stage_0(self):
-        def has_parts(*sets, length=8, tied=True):
-            model = {"model_type": "llama", "num_hidden_layers": 1,
+        def has_parts(*sets, length=8, tied=True, layers=1, vocabulary=50257):
+            model = {"model_type": "llama", "num_hidden_layers": layers,
                      "hidden_size": 64, "num_attention_heads": 2,
-                     "intermediate_size": 128, "vocab_size": 50257,
+                     "intermediate_size": 128, "vocab_size": vocabulary,
                      "tie_word_embeddings": tied}
             text = self.ok("plan", "config.json", "--no-step", "--ranks", "2",
                            "--set", "train_batch_size=2",
@@ -442,9 +442,12 @@ class CliTest(unittest.TestCase):
             self.assertFalse(has_parts(
                 *at, "--set", "gradient_accumulation_steps=4096",
                 "--set", "train_batch_size=8192"))
-        # Sharded gradients change none of that.
+        # With sharded gradients, too, if parts save little memory.
         at = ("--set", "zero_optimization.stage=2")
-        self.assertTrue(has_parts(*at))
+        small = {"layers": 12, "vocabulary": 8000}
+        self.assertTrue(has_parts(*at, **small))
+        self.assertFalse(has_parts(
+            *at, "--set", "zero_optimization.overlap_comm=false", **small))
 
     def test_a_billion_parameters_in_parts_peak_in_blocks_at_a_gigabyte(self):
         # The vocabulary is four blocks large, and its gradient is dense, the

@@ -60,6 +60,7 @@ TEST(LinearCpuTest, BitsOfPanelsDoNotDependOnTheNumberOfThreads) {
   for (const int64_t rows : {17, 300}) expect_equal(DType::kF32, rows);
   for (const int64_t rows : {1, 17, 300}) expect_equal(DType::kBF16, rows);
 }
+
 TEST(LinearCpuTest, ConvertedWorkspaceStaysWithinItsBound) {
   cpu::CpuDevice::Options options;
   options.low_precision = cpu::LowPrecision::kConvert;

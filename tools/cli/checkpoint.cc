@@ -419,7 +419,6 @@ absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
 
 // Compares every state of every parameter.
 absl::Status DiffStates(const CheckpointReader& a, const CheckpointReader& b,
-                        const std::string& path_a, const std::string& path_b,
                         StateDifferences* differences) {
   const auto &of_a = a.manifest().parameters, &of_b = b.manifest().parameters;
   std::set<std::string> states, names;
@@ -436,7 +435,7 @@ absl::Status DiffStates(const CheckpointReader& a, const CheckpointReader& b,
       ++differences->states;
       std::string what;
       if (!dtype_a || !dtype_b) {
-        what = absl::StrCat("only in ", dtype_a ? path_a : path_b);
+        what = absl::StrCat("only in ", (dtype_a ? a : b).folder());
       } else if (of_a.at(name) != of_b.at(name)) {
         what = absl::StrCat("its shape is ", ShapeText(of_a.at(name)), " and ",
                             ShapeText(of_b.at(name)));
@@ -471,7 +470,7 @@ absl::StatusOr<absl::optional<std::string>> DifferenceOf(
     absl::PrintF("config %s: %s and %s\n", one.name, one.a, one.b);
   }
   StateDifferences differences;
-  const absl::Status read = DiffStates(*a, *b, path_a, path_b, &differences);
+  const absl::Status read = DiffStates(*a, *b, &differences);
   // Of a damaged checkpoint, what differs before the damage.
   PrintMostDifferent(differences, all);
   ZERO_RETURN_IF_ERROR(read);
