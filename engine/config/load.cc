@@ -40,9 +40,7 @@ class Loader {
     given_.objects[""] = root.place;
     Visit(root, "");
     ReadOldNames();
-    if (problems_.empty()) {
-      ResolveConfig(given_, options_, &loaded_, &problems_);
-    }
+    ResolveConfig(given_, options_, &loaded_, &problems_);
     if (!problems_.empty()) return Failure();
     return std::move(loaded_);
   }

@@ -23,9 +23,12 @@ class Resolver : public BatchResolver {
   using BatchResolver::BatchResolver;
 
   void Run() {
-    Required();
-    if (!problems_.empty()) return;
+    const bool keys_are_right = problems_.empty();
     Base();
+    // A wrong key may be the one that would be missing.
+    if (keys_are_right) Required();
+    if (!problems_.empty()) return;
+    if (!has_base_) DefaultsOfFamily();
     // Keys that others' validity depends on come first.
     for (const char* path :
          {"model.rope_scaling.rope_type", "optimizer.type", "scheduler.type",

@@ -32,7 +32,8 @@ struct GivenKeys {
   std::vector<std::string> sources;
 };
 
-// Fills `loaded` (notes are appended). Problems are added to `problems`.
+// Fills `loaded` (notes are appended). Problems are added to `problems`; if
+// there are some already, of single keys, only the model's name is checked.
 void ResolveConfig(const GivenKeys& given, const LoadOptions& options,
                    LoadedConfig* loaded, std::vector<JsonProblem>* problems);
 
@@ -95,8 +96,10 @@ class ModelResolver : public ResolveContext {
  protected:
   using ResolveContext::ResolveContext;
 
-  // Sets the model that explicit keys override.
+  // Sets the preset or pretrained model, if any, that explicit keys override.
   void Base();
+  // Sets the family's defaults, if there is no such model.
+  void DefaultsOfFamily();
   // Why the key `model.NAME` does not belong to this family.
   std::string WrongFamily(const std::string& name,
                           const std::string& applies_to) const;
@@ -113,7 +116,6 @@ class ModelResolver : public ResolveContext {
 
  private:
   std::string GivenText(const std::string& path) const;
-  void DefaultsOfFamily();
   // The family's name of a hyperparameter, given GPT-2's.
   std::string Hyper(absl::string_view gpt2_name) const;
   void Require(const std::string& path);

@@ -35,7 +35,7 @@ void ModelResolver::Base() {
     return Problem("model.preset", Cite("model.from_pretrained"),
                    " already names the model; delete one");
   }
-  if (preset.empty() && dir.empty()) return DefaultsOfFamily();
+  if (preset.empty() && dir.empty()) return;
   const std::string path =
       preset.empty() ? "model.from_pretrained" : "model.preset";
   if (options_.catalog == nullptr) {

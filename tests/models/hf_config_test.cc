@@ -268,6 +268,18 @@ TEST_F(ConfigWithModelTest, APresetOfAnotherFamilyIsAContradiction) {
             "\"gpt2-xl\"? `zero models` lists them");
 }
 
+TEST_F(ConfigWithModelTest, AnUnknownModelIsReportedTogetherWithWrongKeys) {
+  EXPECT_EQ(
+      Load(R"({"preset": "gpt2-x"})", {"training.stpes=1"}).status().message(),
+      "run.json:1:22: model.preset: no preset \"gpt2-x\"; did you mean "
+      "\"gpt2-xl\"? `zero models` lists them\n"
+      "--set training.stpes: unknown key; did you mean \"steps\"?");
+  // The misspelt key is the missing one.
+  EXPECT_EQ(Load(R"({"prset": "gpt2"})").status().message(),
+            "run.json:1:12: model.prset: unknown key; did you mean "
+            "\"preset\"?");
+}
+
 TEST_F(ConfigWithModelTest, ShapesOfLoadedWeightsCanNotBeChanged) {
   auto loaded =
       Load(R"({"from_pretrained": "tests/golden/llama", "resid_pdrop": 0.1})");
