@@ -19,6 +19,11 @@ namespace {
 
 constexpr size_t kMaxTextBytes = 1 << 20;
 
+// For texts that may be no config.
+constexpr char kIfData[] =
+    "; if this is data, name it as data.train in a JSON config, such as "
+    "configs/gpt2_tiny.json";
+
 // Reads one text and its overrides into GivenKeys, checking key by key.
 class Loader {
  public:
@@ -28,7 +33,12 @@ class Loader {
 
   absl::StatusOr<LoadedConfig> Load(absl::string_view text) {
     JsonNode root;
-    if (!ParseJsonText(text, 0, &root, &problems_)) return Failure();
+    if (!ParseJsonText(text, 0, &root, &problems_)) {
+      if (!absl::EndsWith(given_.sources[0], ".json")) {
+        problems_.back().message += kIfData;
+      }
+      return Failure();
+    }
     if (root.kind != JsonKind::kObject) {
       Problem(root.place, "", "found ", JsonKindName(root.kind),
               ", want an object: { ... }");
@@ -392,7 +402,7 @@ absl::StatusOr<LoadedConfig> ParseConfig(absl::string_view text,
   if (text.size() > kMaxTextBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(file, ": larger than ", kMaxTextBytes,
-                     " bytes, too large for a config"));
+                     " bytes, too large for a config", kIfData));
   }
   auto loaded = Loader(file, options).Load(text);
   if (loaded.ok() && !options.model_dir.empty()) {

@@ -742,6 +742,19 @@ TEST(LoadTest, IndependentErrorsAreReportedTogetherInOrder) {
             "run.json:4:23: bf16.enabled: 1 is a number, want true or false");
 }
 
+TEST(LoadTest, AFileOfDataIsAnsweredWithThePlaceForIt) {
+  const std::string lines = "{\"text\": \"a\"}\n{\"text\": \"b\"}\n";
+  for (const std::string& text : {lines, std::string(1 << 20, ' ') + lines}) {
+    EXPECT_THAT(
+        std::string(ParseConfig(text, "x.jsonl", {}).status().message()),
+        testing::EndsWith("; if this is data, name it as data.train in a JSON "
+                          "config, such as configs/gpt2_tiny.json"));
+  }
+  // A config with a mistake is not mistaken for data.
+  EXPECT_EQ(ErrorOfText("{\"model\": 1 2}"),
+            "run.json:1:13: found '2' after a value, want , or }");
+}
+
 TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
   EXPECT_EQ(ErrorOfSmall({"lr=1"}),
             "--set lr: unknown key; did you mean \"optimizer.params.lr\"?");
