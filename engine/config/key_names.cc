@@ -154,13 +154,18 @@ std::string NearestKey(absl::string_view parent, absl::string_view name) {
 }
 
 std::string KnownKeys(absl::string_view parent) {
-  std::vector<std::string> names;
+  constexpr size_t kColumns = 80;
+  std::vector<std::string> lines = {"; known here:"};
   for (const KeySpec& key : AllKeys()) {
-    if (key.treatment == Treatment::kUsed && key.section() == parent) {
-      names.push_back(key.name());
+    if (key.treatment != Treatment::kUsed || key.section() != parent) continue;
+    const std::string name = absl::StrCat(" ", key.name(), ",");
+    if (lines.size() == 1 || lines.back().size() + name.size() > kColumns) {
+      lines.push_back("   ");
     }
+    lines.back() += name;
   }
-  return absl::StrCat("; known here: ", absl::StrJoin(names, ", "));
+  lines.back().pop_back();  // the last comma
+  return absl::StrJoin(lines, "\n");
 }
 
 }  // namespace zero

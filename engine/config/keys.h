@@ -157,7 +157,7 @@ std::string Wanted(const KeySpec& key);
 // did you mean "..."?`; empty if none is near.
 std::string NearestKey(absl::string_view parent, absl::string_view name);
 
-// "; known here: ", and the keys of the object `parent`.
+// "; known here:", and the keys of the object `parent` in lines of 80 columns.
 std::string KnownKeys(absl::string_view parent);
 
 }  // namespace zero

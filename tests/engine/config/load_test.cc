@@ -767,9 +767,10 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
             "--set batch_size: unknown key; did you mean "
             "\"train_batch_size\"?");
   EXPECT_EQ(ErrorOfSmall({"data.xyzzyxyzzy=1"}),
-            "--set data.xyzzyxyzzy: unknown key; known here: train, "
-            "validation, validation_fraction, format, tokenizer, "
-            "sequence_length, reset_attention_mask, eos_token_id");
+            "--set data.xyzzyxyzzy: unknown key; known here:\n"
+            "    train, validation, validation_fraction, format, tokenizer, "
+            "sequence_length,\n"
+            "    reset_attention_mask, eos_token_id");
   // The list is long: once for each object.
   EXPECT_THAT(ErrorOfSmall({"data.xyzzyxyzzy=1", "data.plughplugh=1"}),
               testing::EndsWith("\n--set data.plughplugh: unknown key"));
