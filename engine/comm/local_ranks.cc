@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -88,14 +89,26 @@ class Runner {
     } else {
       transport_.Abort(index, status);
     }
-    if (is_echo || transport_.world() == 1) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat("rank ", index, ": ", status.message()));
+    if (!is_echo) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      causes_.insert(index);
+    }
+    return status;
   }
 
-  // The error of the lowest ended rank, which is the one in the summary.
+  // The error of the lowest ended rank, which is the one in the summary. It
+  // names the rank unless it is an echo or all ranks ended with the same.
   absl::Status Error() const {
-    return errors_.empty() ? absl::OkStatus() : errors_.begin()->second;
+    if (errors_.empty()) return absl::OkStatus();
+    const auto& [rank, error] = *errors_.begin();
+    const bool is_of_all =
+        static_cast<int>(errors_.size()) == transport_.world() &&
+        absl::c_all_of(errors_, [&error = error](const auto& one) {
+          return one.second == error;
+        });
+    if (is_of_all || causes_.count(rank) == 0) return error;
+    return absl::Status(error.code(),
+                        absl::StrCat("rank ", rank, ": ", error.message()));
   }
 
   // Waits until all ranks have ended. Errors: the run's, with the ranks that
@@ -141,6 +154,7 @@ class Runner {
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   std::set<int> starting_, running_;
+  std::set<int> causes_;  // ranks that failed by themselves, before any other
   std::map<int, absl::Status> errors_;
 };
 

@@ -64,6 +64,24 @@ TEST(LocalRanksTest, WhatARankThrowsIsTheErrorOfAll) {
   }
 }
 
+// Which rank fails first is chance.
+TEST(LocalRanksTest, AnErrorOfAllRanksNamesNone) {
+  for (int i = 0; i < 50; ++i) {
+    const absl::Status status =
+        RunLocalRanks(2, {}, OneThread, [](const Rank&) {
+          return absl::InvalidArgumentError("a seed of another run");
+        });
+    EXPECT_EQ(status.message(), "a seed of another run");
+  }
+  // Of one rank alone, the same is named.
+  const absl::Status status =
+      RunLocalRanks(2, {}, OneThread, [](const Rank& rank) -> absl::Status {
+        if (rank.rank() == 0) return absl::InvalidArgumentError("no disk");
+        return absl::OkStatus();
+      });
+  EXPECT_EQ(status.message(), "rank 0: no disk");
+}
+
 // Makes the ranks of a test hang, and releases them.
 class Gate {
  public:
