@@ -1701,6 +1701,9 @@ class CliTest(unittest.TestCase):
         self.assertNotIn("--ranks", self.error("eval", "config.json",
                                                "--gpus", "2"))
         self.assertNotIn("--set", self.error("models", "--bf16"))
+        for option in "--out", "--output":
+            self.assertIn(option + "; write --html FILE; see zero report --help",
+                          self.error("report", "run", option, "x.html"))
 
     def test_a_wrong_number_is_one_clear_error(self):
         for args, words in (

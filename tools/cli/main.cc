@@ -99,6 +99,7 @@ std::string Remedy(const std::string& option, const CLI::App& command) {
       {{"fp16"}, "set", "write --set fp16.enabled=true"},
       {{"lr", "learning-rate"}, "set", "write --set optimizer.params.lr=X"},
       {{"output-dir", "out-dir"}, "set", "write --set training.out_dir=DIR"},
+      {{"out", "output"}, "html", "write --html FILE"},
       {{"steps"}, "set", "write --set training.steps=N"},
       {{"resume-from-checkpoint"}, "resume", "write --resume latest"},
   };
