@@ -147,17 +147,28 @@ TEST_F(CheckpointCommandTest, ListSaysWhatThereIsAndWhatIsNotComplete) {
   Save(dir_.File("a/checkpoints"), config, 4, 1);
   std::filesystem::remove(Step("a", 4) + "/states-00000.json");
   ASSERT_TRUE(BeginCheckpoint(dir_.File("a/checkpoints"), 6).ok());
+  ASSERT_TRUE(MakeFolders(Step("a", 8) + ".abandoned.22").ok());
   for (const std::string& dir : {dir_.File("a"), dir_.File("a/checkpoints/")}) {
     const Output output = RunCommand({"list", dir});
     EXPECT_TRUE(output.status.ok()) << output.status;
     const std::vector<std::string> lines = absl::StrSplit(output.text, '\n');
-    ASSERT_EQ(lines.size(), 5u) << output.text;
+    ASSERT_EQ(lines.size(), 6u) << output.text;
     EXPECT_THAT(lines[1],
                 testing::ContainsRegex("^step-00000002 +2 +16 20.*MiB +yes$"));
-    EXPECT_THAT(lines[2], testing::ContainsRegex(
-                              "^step-00000004 +no: .*states-00000.json"));
-    EXPECT_THAT(lines[3], testing::ContainsRegex(
-                              "^step-00000006.partial +no: is being written"));
+    EXPECT_THAT(lines[2],
+                testing::ContainsRegex(
+                    "^step-00000004 +- +- +- +-  no: .*states-00000.json"));
+    EXPECT_THAT(lines[3],
+                testing::ContainsRegex("^step-00000006.partial +- +- +- +-  "
+                                       "no: is being written"));
+    EXPECT_THAT(lines[4], testing::ContainsRegex(
+                              "^step-00000008.abandoned.22 .*no: was set"));
+    // All columns are below their names.
+    const size_t column = lines[0].find("complete");
+    EXPECT_EQ(lines[1].find("yes"), column) << output.text;
+    for (const int i : {2, 3, 4}) {
+      EXPECT_EQ(lines[i].find("no: "), column) << output.text;
+    }
   }
   const Output output = RunCommand({"list", dir_.File("a"), "--json"});
   const Json line = Json::parse(

@@ -132,12 +132,25 @@ absl::Status List(const std::string& dir, bool json) {
     }
   }
   if (paths.empty()) return NoCheckpoint(WithoutSlash(dir));
+  const auto name_of = [](const std::string& path) {
+    return path.substr(path.rfind('/') + 1);
+  };
+  size_t width = 24;
+  for (const std::string& path : paths) {
+    width = std::max(width, name_of(path).size());
+  }
+  const auto print_row = [&](const std::string& name, const std::string& step,
+                             const std::string& samples,
+                             const std::string& date, const std::string& size,
+                             const std::string& complete) {
+    absl::PrintF("%-*s %10s %12s %-20s %10s  %s\n", static_cast<int>(width),
+                 name, step, samples, date, size, complete);
+  };
   if (!json) {
-    absl::PrintF("%-24s %10s %12s %-20s %10s  complete\n", "checkpoint", "step",
-                 "samples", "date", "size");
+    print_row("checkpoint", "step", "samples", "date", "size", "complete");
   }
   for (const std::string& path : paths) {
-    const std::string name = path.substr(path.rfind('/') + 1);
+    const std::string name = name_of(path);
     std::string problem;
     if (absl::EndsWith(name, ".partial")) {
       problem = "is being written, or was left by a crash";
@@ -163,11 +176,11 @@ absl::Status List(const std::string& dir, bool json) {
     if (json) {
       absl::PrintF("%s\n", ToLine(line));
     } else if (reader == nullptr) {
-      absl::PrintF("%-24s no: %s\n", name, problem);
+      print_row(name, "-", "-", "-", "-", "no: " + problem);
     } else {
-      absl::PrintF("%-24s %10d %12d %-20s %10s  yes\n", name,
-                   reader->manifest().step, reader->manifest().samples,
-                   reader->manifest().date, BytesText(FileBytes(*reader)));
+      print_row(name, absl::StrCat(reader->manifest().step),
+                absl::StrCat(reader->manifest().samples),
+                reader->manifest().date, BytesText(FileBytes(*reader)), "yes");
     }
   }
   return absl::OkStatus();
