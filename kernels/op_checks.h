@@ -58,15 +58,26 @@ inline void CheckCast(const CastArgs& args) {
       << "; want fp32 to or from bf16 or fp16";
 }
 
-inline void CheckPieces(const EmbeddingBackwardArgs& args) {
-  const TablePieces& pieces = args.pieces;
-  if (pieces.period == 0) return;
-  ZERO_CHECK(args.accumulate && args.dtable.ld == args.dtable.cols)
-      << "EmbeddingBackward: pieces are added to, in row-major order";
+inline void CheckPieces(const char* op, const TablePieces& pieces) {
   ZERO_CHECK(pieces.period % 64 == 0 && pieces.begin % 64 == 0 &&
              pieces.elems % 64 == 0 && pieces.first % 64 == 0)
-      << "EmbeddingBackward: pieces of " << pieces.elems << " elements at "
-      << pieces.begin << " of " << pieces.period;
+      << op << ": pieces of " << pieces.elems << " elements at " << pieces.begin
+      << " of " << pieces.period;
+}
+
+inline void CheckPieces(const EmbeddingForwardArgs& args) {
+  if (args.pieces.period == 0) return;
+  ZERO_CHECK(args.ids != nullptr && args.position_ids == nullptr &&
+             args.first == 0 && args.table.ld == args.table.cols)
+      << "EmbeddingForward: pieces are read in row-major order, alone";
+  CheckPieces("EmbeddingForward", args.pieces);
+}
+
+inline void CheckPieces(const EmbeddingBackwardArgs& args) {
+  if (args.pieces.period == 0) return;
+  ZERO_CHECK(args.accumulate && args.dtable.ld == args.dtable.cols)
+      << "EmbeddingBackward: pieces are added to, in row-major order";
+  CheckPieces("EmbeddingBackward", args.pieces);
 }
 
 }  // namespace zero

@@ -309,11 +309,16 @@ struct TablePieces {
 
 // out[i] = table[ids[i]] (+ positions_table[position_ids[i]]).
 struct EmbeddingForwardArgs {
-  const int32_t* ids;  // [M]
+  const int32_t* ids;  // [M]; null: 0, 1, ...
   ConstMatrix table;   // [V, C]
   // `table` is rows [first, first + V) of a larger one; rows of `out` for other
   // ids are unchanged.
   int64_t first = 0;
+  // Only these pieces of the table are stored. Elements in other pieces are -0
+  // in `out`, since x + -0 is x for every x: the outputs for the pieces of all
+  // ranks add up to the rows. Those outside of [first, last) are unchanged.
+  // REQUIRES: ids, first = 0, no position table.
+  TablePieces pieces = {};
   const int32_t* position_ids = nullptr;  // [M]; null: no position table
   ConstMatrix position_table;             // [P, C]
   Matrix out;                             // [M, C]

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "kernels/cpu/cpu_ops.h"
@@ -11,15 +12,65 @@ HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
+// Calls fn(place, begin, end) for the stored parts of columns [begin, end) of
+// row `id` of a table with `cols` columns: column c of them lies at element
+// place + c of the pieces.
+template <class Fn>
+void ForEachPiece(const TablePieces& pieces, int64_t cols, int64_t id,
+                  int64_t begin, int64_t end, const Fn& fn) {
+  const int64_t row = id * cols - pieces.first;
+  const int64_t row_end = std::min(row + end, pieces.last - pieces.first);
+  for (int64_t at = std::max<int64_t>(row + begin, 0); at < row_end;) {
+    const int64_t lap = at / pieces.period;
+    const int64_t piece = lap * pieces.period + pieces.begin;
+    const int64_t first = std::max(at, piece);
+    const int64_t last = std::min(row_end, piece + pieces.elems);
+    if (first < last) {
+      fn(lap * pieces.elems + row - piece, first - row, last - row);
+    }
+    at = (lap + 1) * pieces.period;
+  }
+}
+
+template <class T>
+T NegativeZero() {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return -0.0f;
+  } else {
+    return std::bit_cast<T>(uint16_t{0x8000});
+  }
+}
+
+// One row of `out` from pieces of the table.
+template <class T>
+void GatherPieces(const EmbeddingForwardArgs& args, int64_t id, T* out) {
+  const TablePieces& pieces = args.pieces;
+  const int64_t width = args.out.cols, row = id * width;
+  const int64_t begin = std::max<int64_t>(pieces.first - row, 0);
+  const int64_t end = std::min(pieces.last - row, width);
+  if (begin >= end) return;
+  std::fill(out + begin, out + end, NegativeZero<T>());
+  ForEachPiece(pieces, width, id, begin, end,
+               [&](int64_t place, int64_t first, int64_t last) {
+                 const T* const table = static_cast<const T*>(args.table.data);
+                 std::copy(table + (place + first), table + (place + last),
+                           out + first);
+               });
+}
+
 template <class T>
 void GatherRows(const EmbeddingForwardArgs& args, int64_t begin, int64_t end) {
   const int64_t width = args.out.cols;
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t id = args.ids[row] - args.first;
+    const int64_t id = args.ids == nullptr ? row : args.ids[row] - args.first;
     if (id < 0 || id >= args.table.rows) continue;
+    T* out = static_cast<T*>(args.out.data) + row * args.out.ld;
+    if (args.pieces.period != 0) {
+      GatherPieces(args, id, out);
+      continue;
+    }
     const T* token =
         static_cast<const T*>(args.table.data) + id * args.table.ld;
-    T* out = static_cast<T*>(args.out.data) + row * args.out.ld;
     if (args.position_ids == nullptr) {
       std::memcpy(out, token, static_cast<size_t>(width) * sizeof(T));
       continue;
@@ -41,20 +92,13 @@ template <class T, class Fn>
 void ForEachPart(const EmbeddingBackwardArgs& args, int64_t id, int64_t begin,
                  int64_t end, const Fn& fn) {
   T* const table = static_cast<T*>(args.dtable.data);
-  const TablePieces& pieces = args.pieces;
-  if (pieces.period == 0) return fn(table + id * args.dtable.ld, begin, end);
-  const int64_t row = id * args.dtable.cols - pieces.first;
-  const int64_t row_end = std::min(row + end, pieces.last - pieces.first);
-  for (int64_t at = std::max<int64_t>(row + begin, 0); at < row_end;) {
-    const int64_t lap = at / pieces.period;
-    const int64_t piece = lap * pieces.period + pieces.begin;
-    const int64_t first = std::max(at, piece);
-    const int64_t last = std::min(row_end, piece + pieces.elems);
-    if (first < last) {
-      fn(table + (lap * pieces.elems + row - piece), first - row, last - row);
-    }
-    at = (lap + 1) * pieces.period;
+  if (args.pieces.period == 0) {
+    return fn(table + id * args.dtable.ld, begin, end);
   }
+  ForEachPiece(args.pieces, args.dtable.cols, id, begin, end,
+               [&](int64_t place, int64_t first, int64_t last) {
+                 fn(table + place, first, last);
+               });
 }
 
 // fp32 tables: columns [begin, end) of every row of dout, in order of i.
@@ -128,7 +172,10 @@ HWY_EXPORT(ScatterSortedRange);
 
 void CpuOps::EmbeddingForward(Stream&, const EmbeddingForwardArgs& args) {
   ZERO_CHECK_ONE_DTYPE(args.out, args.table, args.position_table);
-  ParallelRanges(num_threads_, args.out.rows, RowGrain(args.out.cols),
+  CheckPieces(args);
+  // Pieces are read beside computation, whose threads are busy.
+  const int threads = args.pieces.period == 0 ? num_threads_ : 1;
+  ParallelRanges(threads, args.out.rows, RowGrain(args.out.cols),
                  HWY_DYNAMIC_DISPATCH(EmbeddingForwardRange), args);
 }
 

@@ -29,13 +29,23 @@ Table<ConstAs<T, Data>> TableOf(const MatrixView<Data>& m) {
   return {static_cast<ConstAs<T, Data>*>(m.data), m.ld};
 }
 
+// Where element `at` of the whole table lies in `pieces` of it, laid end to
+// end; -1 if it is in none of them.
+__device__ inline int64_t PlaceIn(const TablePieces& pieces, int64_t at) {
+  if (at < pieces.first || at >= pieces.last) return -1;
+  at -= pieces.first;
+  const int64_t lap = at / pieces.period;
+  const int64_t place = at - lap * pieces.period - pieces.begin;
+  return 0 <= place && place < pieces.elems ? lap * pieces.elems + place : -1;
+}
+
 // ---- Forward ---------------------------------------------------------------
 
 // Reads a row of each table and writes one: 4 (6 with positions) bytes per
 // 16-bit element. Goal: 85 % of copy bandwidth.
 template <class T>
 struct GatherPass {
-  const int32_t* ids;
+  const int32_t* ids;    // null: 0, 1, ...
   int64_t first, count;  // the ids in the table
   Table<const T> table;
   const int32_t* position_ids;  // null: no positions
@@ -44,7 +54,7 @@ struct GatherPass {
 
   template <bool kWhole>
   __device__ void Run(int64_t row, const Slice<kFlatElems>& slice) const {
-    const int64_t id = ids[row] - first;
+    const int64_t id = ids == nullptr ? row : ids[row] - first;
     if (id < 0 || id >= count) return;
     auto x = Load<kWhole>(table.Row(id), slice);
     if (position_ids != nullptr) {
@@ -55,6 +65,43 @@ struct GatherPass {
       }
     }
     Store<kWhole>(out.Row(row), slice, x);
+  }
+};
+
+// The same from pieces of the table, -0 for what is not in them. Writes every
+// element once, and reads those that are stored.
+// REQUIRES: with kWhole, slices lie in one piece each.
+template <class T>
+struct GatherPiecesPass {
+  const int32_t* ids;
+  const T* table;
+  TablePieces pieces;
+  int64_t width;
+  Table<T> out;
+
+  template <bool kWhole>
+  __device__ void Run(int64_t row, const Slice<kFlatElems>& slice) const {
+    const int64_t at = ids[row] * width + slice.base;
+    if constexpr (kWhole) {
+      if (at < pieces.first || at >= pieces.last) return;
+      const int64_t place = PlaceIn(pieces, at);
+      auto x = Load<true>(table + (place - slice.base), slice.If(place >= 0));
+      if (place < 0) {
+#pragma unroll
+        for (int k = 0; k < kFlatElems; ++k) x.x[k] = FromFloat<T>(-0.0f);
+      }
+      Store<true>(out.Row(row), slice, x);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kFlatElems; ++k) {
+        if (!slice.Has(k) || at + k < pieces.first || at + k >= pieces.last) {
+          continue;
+        }
+        const int64_t place = PlaceIn(pieces, at + k);
+        out.Row(row)[slice.base + k] =
+            place >= 0 ? table[place] : FromFloat<T>(-0.0f);
+      }
+    }
   }
 };
 
@@ -163,16 +210,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Where element `at` of the whole table lies in `pieces` of it, laid end to
-// end; -1 if it is in none of them.
-__device__ inline int64_t PlaceIn(const TablePieces& pieces, int64_t at) {
-  if (at < pieces.first || at >= pieces.last) return -1;
-  at -= pieces.first;
-  const int64_t lap = at / pieces.period;
-  const int64_t place = at - lap * pieces.period - pieces.begin;
-  return 0 <= place && place < pieces.elems ? lap * pieces.elems + place : -1;
-}
-
 // Row ids[k] of the table += the run that begins at k, rounded once, by a warp
 // per run and stripe of columns. Reads dout once, and reads and writes every
 // row of the table that has an id. Goal: 80 % of copy bandwidth where ids
@@ -278,6 +315,20 @@ void AddRuns(cudaStream_t stream, const EmbeddingBackwardArgs& args,
 void CudaOps::EmbeddingForward(Stream& stream,
                                const EmbeddingForwardArgs& args) {
   ZERO_CHECK_ONE_DTYPE(args.out, args.table, args.position_table);
+  CheckPieces(args);
+  if (args.pieces.period != 0) {
+    // Pieces begin at multiples of 64 elements.
+    const bool whole_slices = args.out.cols % kFlatElems == 0 &&
+                              IsAligned(args.table.data) &&
+                              AreRowsAligned(args.out);
+    ZERO_CUDA_WITH_FLOAT_TYPE(
+        args.out.dtype, T,
+        MapRows(HandleOf(stream), args.out.rows, args.out.cols, whole_slices,
+                GatherPiecesPass<T>{
+                    args.ids, static_cast<const T*>(args.table.data),
+                    args.pieces, args.out.cols, TableOf<T>(args.out)}));
+    return;
+  }
   const bool aligned = AreRowsAligned(args.table) && AreRowsAligned(args.out) &&
                        AreRowsAligned(args.position_table);
   ZERO_CUDA_WITH_FLOAT_TYPE(

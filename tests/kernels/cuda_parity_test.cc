@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/sizes.h"
 #include "tests/kernels/matrix.h"
 #include "tests/kernels/optimizer_test_util.h"
 
@@ -729,6 +730,20 @@ void CompareEmbeddingForward(Comparison& c) {
           side.Keep("out", out, table.ld, kEqual);  // one sum, one rounding
         });
       }
+      // Pieces of the table, as of the second of three ranks.
+      c.Run(NameOf(t, dtype) + " in pieces", [&](Side& side) {
+        Array out(dtype, t.tokens * t.width);
+        const int64_t laps = CeilDiv(t.vocab * t.width, 3 * 64);
+        Array stored = Array::Normal(dtype, laps * 64, 5);
+        ConstMatrix pieces = stored.matrix(t.vocab, t.width, t.width);
+        side.ops.EmbeddingForward(
+            side.stream,
+            {.ids = ids.data(),
+             .table = pieces,
+             .pieces = {.period = 3 * 64, .begin = 64, .elems = 64},
+             .out = out.matrix(t.tokens, t.width, t.width)});
+        side.Keep("out", out, t.width, kEqual);
+      });
     }
   }
 }

@@ -69,6 +69,56 @@ TEST(EmbeddingTest, ForwardGathersRows) {
   });
 }
 
+// Ranks have pieces of a table, which begin and end within rows. What they look
+// up adds up to what a lookup in the whole table gives, bit by bit, signs of
+// zeros included.
+TEST(EmbeddingTest, LookupsInPiecesAddUpToTheRows) {
+  constexpr int64_t kPiece = 64, kRanks = 3, kPeriod = kRanks * kPiece;
+  constexpr int64_t kRows = 70, kVocab = 11;
+  const TestVector<int32_t> ids = Ids(kRows, kVocab);
+  for (const int64_t width : {24, 31, 200}) {
+    const int64_t laps = (kVocab * width + kPeriod - 1) / kPeriod;
+    // Parts of the table are of whole rows.
+    const int64_t cut = kPeriod % width == 0 ? kPeriod : 0;
+    for (const DType dtype : kFloatTypes) {
+      Array table = Array::Normal(dtype, laps * kPeriod, 1);
+      for (int64_t i = 0; i < table.size(); i += 5) table.Set(i, -0.0);
+      for (int64_t i = 0; i < table.size(); i += 7) table.Set(i, 0.0);
+      ForEachPath([&](const Path& path) {
+        Array want(dtype, kRows * width);
+        EmbeddingForwardArgs args;
+        args.ids = ids.data();
+        args.table = table.matrix(kVocab, width, width);
+        args.out = want.matrix(kRows, width, width);
+        path.ops.EmbeddingForward(path.stream, args);
+        std::vector<Array> outs(
+            kRanks, Array::Normal(dtype, kRows * width, /*seed=*/2));
+        std::vector<const void*> sources;
+        for (int64_t rank = 0; rank < kRanks; ++rank) {
+          Array stored(dtype, laps * kPiece);
+          for (int64_t i = 0; i < stored.size(); ++i) {
+            stored.Set(
+                i, table[i / kPiece * kPeriod + rank * kPiece + i % kPiece]);
+          }
+          args.out = outs[rank].matrix(kRows, width, width);
+          for (const auto& [first, last] :
+               {std::pair<int64_t, int64_t>(0, cut), {cut, INT64_MAX}}) {
+            args.table = stored.matrix(kVocab, width, width);
+            args.table.data = static_cast<const char*>(args.table.data) +
+                              first / kRanks * DTypeBytes(dtype);
+            args.pieces = {kPeriod, rank * kPiece, kPiece, first, last};
+            path.ops.EmbeddingForward(path.stream, args);
+          }
+          sources.push_back(outs[rank].data());
+        }
+        Array sum(dtype, kRows * width);
+        path.ops.SumRanks(path.stream, {sources, dtype, sum.vector()});
+        EXPECT_TRUE(sum.SameBits(want)) << DTypeName(dtype) << " " << width;
+      });
+    }
+  }
+}
+
 void Backward(const Path& path, const EmbeddingBackwardArgs& args) {
   Scratch scratch(path.ops.EmbeddingBackwardWorkspaceBytes(args));
   path.ops.EmbeddingBackward(path.stream, args, scratch.workspace());
