@@ -41,17 +41,27 @@ void AddTokens(Context& c, const int32_t* ids, const Tensor& dout,
   sink->has_rows = true;
 }
 
+// The rows that a lookup reads.
+const Tensor& TableOf(const Weight& tokens) {
+  return tokens.rows.defined() ? tokens.rows : tokens.value;
+}
+
 // Rows of `out` whose tokens are in `tokens`, which is the table from row
-// `first` on.
+// `first` on. If the rows are there already, the first part has all of them.
 void LookUp(Context& ctx, const Weight& tokens, int64_t first,
             const Weight* positions, const Tensor& out) {
+  const Tensor& table = TableOf(tokens);
   if (positions != nullptr) {
-    ZERO_CHECK_EQ(positions->value.shape()[1], tokens.value.shape()[1]);
+    ZERO_CHECK_EQ(positions->value.shape()[1], table.shape()[1]);
   }
   EmbeddingForwardArgs args{.ids = ctx.batch.tokens,
-                            .table = tokens.value.matrix(),
+                            .table = table.matrix(),
                             .first = first,
                             .out = out.matrix()};
+  if (tokens.rows.defined()) {
+    if (first > 0) return;
+    args.ids = nullptr;
+  }
   if (positions != nullptr) {
     args.position_ids = ctx.batch.positions;
     args.position_table = positions->value.matrix();
@@ -60,8 +70,8 @@ void LookUp(Context& ctx, const Weight& tokens, int64_t first,
 }
 
 Tensor EmptyOut(const Context& ctx, const Weight& tokens) {
-  return ctx.Empty({ctx.batch.num_tokens(), tokens.value.shape()[1]},
-                   tokens.value.dtype());
+  const Tensor& table = TableOf(tokens);
+  return ctx.Empty({ctx.batch.num_tokens(), table.shape()[1]}, table.dtype());
 }
 
 }  // namespace

@@ -112,6 +112,8 @@ struct GradSink {
 struct Weight {
   Tensor value;
   GradSink* sink = nullptr;
+  // The rows of the batch's tokens [M, C]; a lookup then reads no `value`.
+  Tensor rows = {};
 };
 
 // The weights that an op reads and whose gradients it writes; null: none.

@@ -119,17 +119,16 @@ std::string WithCommas(int64_t value) {
 }
 
 std::string AgainstFormula(int64_t planned, int64_t formula, int64_t rows) {
-  if (planned == formula) {
-    return rows == 0 ? " = ZeRO's formula"
-                     : absl::StrCat(
-                           " = ZeRO's formula ", WithCommas(formula - rows),
-                           " + ", WithCommas(rows),
-                           " of embedding rows, exchanged instead of reduced");
+  std::string text = " = ZeRO's formula";
+  if (planned == formula && rows == 0) return text;
+  absl::StrAppend(&text, " ", WithCommas(formula - rows));
+  if (rows > 0) {
+    absl::StrAppend(&text, " + ", WithCommas(rows), " of embedding rows");
   }
+  if (planned == formula) return text;
   const bool less = planned < formula;
   return absl::StrCat(
-      " = ZeRO's formula ", WithCommas(formula), less ? " - " : " + ",
-      WithCommas(std::abs(planned - formula)),
+      text, less ? " - " : " + ", WithCommas(std::abs(planned - formula)),
       less ? " of units that stayed in place" : " of units gathered once more");
 }
 

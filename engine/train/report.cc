@@ -54,7 +54,7 @@ std::string WireText(const Session& session, const StepWire& wire) {
   const int rank = session.rank().rank();
   const StepWire planned = CountWire(plan, executor.schedule(), rank);
   const StepWire formula = FormulaWire(plan, micro_steps, rank);
-  const StepWire rows = RowsWire(plan);
+  const StepWire rows = RowsWire(plan, micro_steps);
   const auto describe = [](const char* what, int64_t moved, int64_t planned,
                            int64_t formula, int64_t rows = 0) {
     std::string text = absl::StrCat(what, " ", WithCommas(moved), " bytes");
@@ -73,11 +73,12 @@ std::string WireText(const Session& session, const StepWire& wire) {
                         "; a worker sends ", WithCommas(worker.reduced),
                         " and receives ", WithCommas(worker.received));
   }
-  std::string text = absl::StrCat(
-      describe("gathered", wire.gathered, planned.gathered, formula.gathered),
-      "; ",
-      describe("reduced", wire.reduced, planned.reduced, formula.reduced,
-               rows.reduced));
+  std::string text =
+      absl::StrCat(describe("gathered", wire.gathered, planned.gathered,
+                            formula.gathered, rows.gathered),
+                   "; ",
+                   describe("reduced", wire.reduced, planned.reduced,
+                            formula.reduced, rows.reduced));
   if (plan.replicate.size > 1) {
     absl::StrAppend(&text, "; ",
                     describe("reduced across groups", wire.across,
@@ -101,8 +102,12 @@ void CountGathers(const Session& session, RunSummary* summary) {
   const Plan& plan = executor.plan();
   if (plan.placement.parameters != Placement::kSharded) return;
   const int64_t micro_steps = config.gradient_accumulation_steps;
-  const double once =
-      FormulaWire(plan, micro_steps).gathered / (2.0 * micro_steps);
+  double once = 0;
+  for (const PlannedUnit& unit : plan.units) {
+    for (const Transfer& transfer : unit.gather) {
+      once += transfer.BytesOf(/*rank=*/0).sent;
+    }
+  }
   ScheduleOptions all_stay =
       MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0)
           .schedule_options(micro_steps);

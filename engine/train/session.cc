@@ -275,6 +275,10 @@ Plan MakeRunPlan(const Config& config, const Model& model, int world,
                  BulkAlgorithm algorithm, const OpSizes& sizes,
                  bool segment_per_tensor) {
   const ZeroConfig& zero = config.zero_optimization;
+  const int64_t tokens = BatchShapeOf(config, world).TokensPerStep() / world;
+  // Units that stay in place serve the lookups of several micro-steps.
+  const bool units_stay =
+      zero.stage3_max_live_parameters > 0 || zero.stage3_max_reuse_distance > 0;
   PlanOptions options{
       .world = world,
       .shards = zero.shards(world),
@@ -282,9 +286,11 @@ Plan MakeRunPlan(const Config& config, const Model& model, int world,
       .homes = {.parameters = HomeOf(zero.offload_param),
                 .optimizer = HomeOf(zero.offload_optimizer)},
       .host_share = zero.offload_optimizer_ratio,
-      .parameters = {config.param_dtype()},
-      .gradients = GradientCodec(config.communication_data_type, algorithm),
-      .tokens = BatchShapeOf(config, world).TokensPerStep() / world,
+      .parameters = CodecOf(config.param_dtype(), algorithm),
+      .gradients = CodecOf(config.communication_data_type, algorithm),
+      .tokens = tokens,
+      .micro_tokens =
+          units_stay ? 0 : tokens / config.gradient_accumulation_steps,
       .vocabulary_parts = zero.vocabulary_parts != VocabularyParts::kOff,
       .segment_per_tensor = segment_per_tensor,
       .reduce_bucket_elems = zero.reduce_bucket_size,

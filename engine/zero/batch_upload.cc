@@ -69,36 +69,34 @@ absl::Status BatchUpload::Reserve(absl::Span<const HostBatch> batches) {
   return Reserve(bytes);
 }
 
-void BatchUpload::Upload(const HostBatch& batch, Arena& arena,
-                         BatchView* view) {
+void BatchUpload::Load(const HostBatch& batch, Arena& arena) {
   const BatchLayout layout = LayoutOf(batch);
-  view->batch = batch.batch;
-  view->length = batch.length;
-  memory_ = Tensor();
-  memory_ = Tensor::Empty(arena, {layout.bytes()}, DType::kU8,
-                          MemoryCategory::kInputs);
-  const char* const base = static_cast<const char*>(memory_.data());
+  next_memory_ = Tensor::Empty(arena, {layout.bytes()}, DType::kU8,
+                               MemoryCategory::kInputs);
+  const char* const base = static_cast<const char*>(next_memory_.data());
   const auto ids_at = [&](int64_t place, const int32_t* ids) {
     const char* const at = base + place * layout.id_bytes;
     return ids == nullptr ? nullptr : reinterpret_cast<const int32_t*>(at);
   };
-  view->tokens = ids_at(0, batch.tokens);
-  view->positions = ids_at(1, batch.positions);
-  view->targets = ids_at(2, batch.targets);
-  view->packed = {};
+  next_ = {
+      .batch = batch.batch,
+      .length = batch.length,
+      .tokens = ids_at(0, batch.tokens),
+      .positions = ids_at(1, batch.positions),
+      .targets = ids_at(2, batch.targets),
+      .row_ids = reinterpret_cast<const int64_t*>(base + layout.row_ids())};
   if (batch.offsets != nullptr) {
-    view->packed = {
-        .positions = view->positions,
+    next_.packed = {
+        .positions = next_.positions,
         .offsets = reinterpret_cast<const int32_t*>(base + layout.offsets()),
         .count = batch.num_sequences};
   }
-  view->row_ids = reinterpret_cast<const int64_t*>(base + layout.row_ids());
   if (device_->kind() == DeviceKind::kMeta) return;  // nothing on the host
   // Usually the batch before the last one has arrived, and the host continues.
   Staging& buffer = Next();
   if (!buffer.sent->IsDone()) buffer.sent->Synchronize();
   layout.Fill(batch, static_cast<char*>(buffer.memory.data()));
-  device_->Copy(*compute_, memory_.data(), buffer.memory.data(),
+  device_->Copy(*compute_, next_memory_.data(), buffer.memory.data(),
                 layout.bytes());
   compute_->Record(*buffer.sent);
 }

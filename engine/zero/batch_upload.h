@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "engine/autograd/context.h"
@@ -30,11 +31,17 @@ class BatchUpload {
   absl::Status Reserve(absl::Span<const HostBatch> batches);
   int64_t bytes() const { return bytes_; }
 
-  // Copies the batch into `arena` and points `view` there; `batch`'s memory may
-  // then be freed. Waits if the host is two batches ahead of the device.
-  void Upload(const HostBatch& batch, Arena& arena, BatchView* view);
-  // Frees the last batch's memory.
-  void Drop() { memory_ = Tensor(); }
+  // Copies the next batch into `arena`; `batch`'s memory may then be freed.
+  // Waits if the host is two batches ahead of the device.
+  void Load(const HostBatch& batch, Arena& arena);
+  const BatchView& next() const { return next_; }
+  // Replaces the batch in use, whose memory is freed, by the next one.
+  const BatchView& Use() {
+    used_memory_ = std::move(next_memory_);
+    return next_;
+  }
+  // Frees the memory of all batches.
+  void Drop() { used_memory_ = next_memory_ = Tensor(); }
 
   // Calls `fill` with a host buffer and then `launch`, whose kernels may read
   // it. The buffer is reused two calls later.
@@ -46,14 +53,15 @@ class BatchUpload {
     Buffer memory;
     std::unique_ptr<Event> sent;
   };
-  Staging& Next() { return buffers_[next_++ % buffers_.size()]; }
+  Staging& Next() { return buffers_[num_staged_++ % buffers_.size()]; }
 
   Device* device_;
   Stream* compute_;
   std::array<Staging, kNumBuffers> buffers_;
-  size_t next_ = 0;
+  size_t num_staged_ = 0;
   int64_t bytes_ = 0;
-  Tensor memory_;
+  BatchView next_;
+  Tensor next_memory_, used_memory_;
 };
 
 }  // namespace zero

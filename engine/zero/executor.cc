@@ -19,6 +19,7 @@ struct Executor::UnitState {
   int input_slot = -1, output_slot = -1;
   // Sharded parameters, while gathered: [padded elems].
   Tensor gathered;
+  Lookup lookup;  // of a table, until its unit has run
   // The gradients of a unit, by phase.
   struct Gradients {
     // [elems of the phase], from the first backward that writes one: replicated
@@ -425,11 +426,11 @@ void Executor::Perform(const Action& action, const StepInput& input) {
   const int i = action.index;
   const SegmentRef ref{i, action.phase};
   switch (action.kind) {
+    case ActionKind::kLoadBatch:
+      return upload_->Load(input.micro_batches[action.micro_step], *transient_);
+    case ActionKind::kLookUp:
+      return LookUp(i);
     case ActionKind::kForward:
-      if (i == 0) {
-        upload_->Upload(input.micro_batches[action.micro_step], *transient_,
-                        &context_->batch);
-      }
       return Forward(i);
     case ActionKind::kForwardBackward:
     case ActionKind::kBackward:
@@ -547,6 +548,27 @@ void Executor::Gather(int unit) {
   wire_->GatherUnit(unit, states_->params(), units_[unit].gathered);
 }
 
+void Executor::LookUp(int table) {
+  Lookup& lookup = units_[table].lookup;
+  lookup =
+      wire_->LookUp(table, states_->params(), upload_->next(), *transient_);
+  for (int part = 0; part < plan_.units[table].part.count; ++part) {
+    states_->unit(table + part)[0]->weight->rows = lookup.rows;
+  }
+}
+
+// Frees the rows that this unit has used; a table in parts has more units.
+void Executor::EndLookUp(int unit) {
+  for (size_t t = plan_.num_computing; t < units_.size(); ++t) {
+    const PlannedUnit& table = plan_.units[t];
+    if (table.owner != unit) continue;
+    states_->unit(t)[0]->weight->rows = Tensor();
+    if (table.part.number + 1 == table.part.count) {
+      units_[t - table.part.number].lookup = {};
+    }
+  }
+}
+
 void Executor::Release(int unit) {
   states_->BindValues(unit, Tensor());
   units_[unit].gathered = Tensor();
@@ -561,12 +583,14 @@ Var Executor::WatchInput(int unit, Tensor input) {
 void Executor::Forward(int unit) {
   UnitState& state = units_[unit];
   Context& ctx = *context_;
+  if (unit == 0) ctx.batch = upload_->Use();
   ctx.part = plan_.units[unit].part.number;
   Tensor input = std::exchange(state.input, Tensor());
   ctx.tape = &state.tape;
   const Var in = WatchInput(unit, std::move(input));
   state.input_slot = in.slot;
   Var out = state.unit->Forward(ctx, in);
+  EndLookUp(unit);
   state.output_slot = out.slot;
   units_[unit + 1].input = std::move(out.value);
 }
@@ -707,17 +731,14 @@ EmbeddingBackwardArgs Executor::RowsArgs(int table,
   const PlannedUnit& planned = plan_.units[table];
   const FlatState& grads = states_->reduced_grads(table);
   const Tensor grad = grads.Local(table);
-  const PlannedParameter& parameter = planned.parameters[0];
-  const Shape& shape = parameter.spec.shape;
+  const Shape& shape = planned.parameters[0].spec.shape;
   EmbeddingBackwardArgs args{
       .ids = rows.ids.As<int32_t>(),
       .dout = rows.rows.matrix(),
       .dtable = {grad.data(), grad.dtype(), shape[0], shape[1], shape[1]},
       .accumulate = true};
   if (grads.sharded() || planned.part.count > 1) {
-    const Segment own = grads.LocalRange({table, 0});
-    args.pieces = {planned.segments[0].elems, own.begin, own.elems,
-                   parameter.first, parameter.first + parameter.elems};
+    args.pieces = grads.PiecesOf(table);
   }
   return args;
 }
@@ -918,7 +939,9 @@ void Executor::Upload(const Action& action) {
 
 // `head` is called for every part of the last unit.
 template <typename Head>
-absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
+absl::Status Executor::RunUnits(Context& ctx, const HostBatch& batch,
+                                const Head& head) {
+  ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
   ZERO_RETURN_IF_ERROR(FinishUpdates());
   states_->Settle(*compute_);
   if (forward_list_.actions.empty()) {
@@ -930,14 +953,19 @@ absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
   return runner_->Run(forward_list_, /*in_step=*/false, /*times=*/nullptr,
                       [&](const Action& action) {
                         const int u = action.index;
+                        if (action.kind == ActionKind::kLoadBatch) {
+                          return upload_->Load(batch, *transient_);
+                        }
                         if (action.kind != ActionKind::kForward) {
                           return Perform(action, StepInput());
                         }
+                        if (u == 0) ctx.batch = upload_->Use();
                         ctx.part = plan_.units[u].part.number;
                         Unit& unit = *units_[u].unit;
                         x = &unit == &last
                                 ? head(unit, std::move(x))
                                 : unit.Forward(ctx, Var(std::move(x))).value;
+                        EndLookUp(u);
                       });
 }
 
@@ -945,10 +973,8 @@ absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
                                              float* losses) {
   StepScalars* scalars = this->scalars();
   Context ctx(*rank_->device, *compute_, *transient_);
-  ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
-  upload_->Upload(batch, *transient_, &ctx.batch);
   Tensor per_token;
-  ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Unit& unit, Tensor x) {
+  ZERO_RETURN_IF_ERROR(RunUnits(ctx, batch, [&](Unit& unit, Tensor x) {
     if (ctx.part == 0) {
       ctx.ops().Fill(*compute_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
       ctx.batch.loss_sum = &scalars->loss_sum;
@@ -975,10 +1001,8 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
   ZERO_CHECK_EQ(batch.batch, 1);
   Context ctx(*rank_->device, *compute_, *transient_);
   ctx.kv_cache = cache;
-  ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
-  upload_->Upload(batch, *transient_, &ctx.batch);
   Tensor out;
-  ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Unit& unit, Tensor x) {
+  ZERO_RETURN_IF_ERROR(RunUnits(ctx, batch, [&](Unit& unit, Tensor x) {
     if (ctx.part == 0) {
       const int64_t channels = x.shape()[1];
       x = x.Slice((batch.length - 1) * channels, {1, channels});

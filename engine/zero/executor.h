@@ -129,6 +129,8 @@ class Executor {
   void TakeParameterBuffer(int unit);
   void Fetch(const Action& action);
   void Gather(int unit);
+  void LookUp(int table);
+  void EndLookUp(int unit);
   void Release(int unit);
   Var WatchInput(int unit, Tensor input);
   void Forward(int unit);
@@ -162,7 +164,7 @@ class Executor {
     return reinterpret_cast<StepScalars*>(scalars_.data());
   }
   template <typename Head>
-  absl::Status RunUnits(Context& ctx, const Head& head);
+  absl::Status RunUnits(Context& ctx, const HostBatch& batch, const Head& head);
 
   const Rank* rank_;
   Model* model_;

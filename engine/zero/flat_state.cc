@@ -90,6 +90,14 @@ Tensor FlatState::Values(const SegmentRef& ref, const Segment& range) const {
               range.elems);
 }
 
+TablePieces FlatState::PiecesOf(int table) const {
+  const PlannedUnit& unit = plan_->units[table];
+  const PlannedParameter& rows = unit.parameters[0];
+  const Segment own = LocalRange({table, 0});
+  return {unit.segments[0].elems, own.begin, own.elems, rows.first,
+          rows.first + rows.elems};
+}
+
 Tensor FlatState::Unit(int unit) const {
   ZERO_CHECK(!sharded());
   return Local(unit);

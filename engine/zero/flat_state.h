@@ -16,6 +16,7 @@
 #include "engine/tensor/arena.h"
 #include "engine/tensor/tensor.h"
 #include "engine/zero/plan.h"
+#include "kernels/ops.h"
 
 namespace zero {
 
@@ -89,6 +90,9 @@ class FlatState {
   Tensor Local(int unit, const Segment& local) const {
     return Part(unit, local.begin, local.elems);
   }
+
+  // The stored pieces of a table, or of the part of it that a unit is.
+  TablePieces PiecesOf(int table) const;
 
   // Lends memory: `elems` holds this rank's elements of a unit's phase until
   // Return, which ends all loans. REQUIRES: IsLent(unit).

@@ -13,9 +13,9 @@
 
 namespace zero {
 
-// The bytes that one host sends. Collectives count as in StepWire.
+// The bytes that one host sends, for the collectives of StepWire.
 struct HostWire {
-  int64_t summed = 0;    // gradients on their way to a sum
+  int64_t summed = 0;    // on their way to a sum: gradients, looked-up rows
   int64_t gathered = 0;  // parameters, rows, and sums on their way to all
   int64_t numbers = 0;   // NumbersWire
 

@@ -333,6 +333,51 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
   }
 }
 
+// Chooses which tables are looked up by rows: where a rank sends fewer bytes.
+void ChooseLookups(const PlanOptions& options, Plan* plan) {
+  using Kind = Transfer::Kind;
+  const int64_t ranks = plan->shard.size;
+  if (!plan->shards_parameters() || ranks == 1) return;
+  const auto sent = [&](Kind kind, int64_t elems, const Codec& codec) {
+    return Transfer{kind, plan->owners, elems, codec}.BytesOf(0).sent;
+  };
+  for (int t = plan->num_computing; t < static_cast<int>(plan->units.size());
+       ++t) {
+    PlannedUnit& table = plan->units[t];
+    const ParameterSpec& spec = table.parameters[0].spec;
+    const int64_t rows = spec.shape[0], width = spec.shape[1];
+    const int64_t tokens = ranks * options.micro_tokens;
+    if (!spec.looked_up || tokens == 0 || plan->FetchesParameters(t) ||
+        sent(Kind::kGather, tokens, {DType::kI32}) +
+                sent(Kind::kSum, tokens * width, plan->parameters) >=
+            sent(Kind::kGather, rows * width, plan->parameters)) {
+      continue;
+    }
+    const auto reads = [&](const PlannedUnit& unit) {
+      const std::vector<int>& required = unit.required_units;
+      return std::count(required.begin(), required.end(), t) > 0;
+    };
+    const bool in_parts = table.part.count > 1;
+    if (!in_parts &&
+        std::count_if(plan->units.begin(), plan->units.end(), reads) > 1) {
+      continue;
+    }
+    std::erase(plan->units[table.owner].required_units, t);
+    if (table.part.number > 0) continue;
+    const int64_t at_once = (in_parts ? table.part.rows : rows) / 4;
+    table.lookup_tokens = std::max<int64_t>(1, at_once / ranks);
+    for (int64_t begin = 0; begin < options.micro_tokens;
+         begin += table.lookup_tokens) {
+      const int64_t asked =
+          ranks * std::min(table.lookup_tokens, options.micro_tokens - begin);
+      table.lookup.push_back(
+          {Kind::kGather, plan->owners, asked, {DType::kI32}});
+      table.lookup.push_back(
+          {Kind::kSum, plan->owners, asked * width, plan->parameters});
+    }
+  }
+}
+
 // A gradient that every rank has in full, or that another unit also writes, is
 // written in one phase.
 void ChoosePhases(Plan* plan) {
@@ -603,6 +648,7 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     num_segments += static_cast<int64_t>(plan.units[u].segments.size());
   }
   ChooseRows(options, &plan);
+  ChooseLookups(options, &plan);
   ChoosePhases(&plan);
   if (plan.world == 1 && !host_updates) return plan;
   plan.reduce_buckets = BucketMaker(plan, options.reduce_bucket_elems,

@@ -28,6 +28,14 @@
 // logits, so that at most one part is in memory. The rule depends only on
 // shapes, so the bits are the same at every stage.
 //
+// A lookup of a sharded table gets only the rows of its tokens (kLookUp in
+// schedule.h), if ranks send less for them than for the table, if that saves a
+// gather (a whole table that a head shares stays in place for it), and if the
+// device has the shards. Ranks gather the tokens, each fills in its elements of
+// their rows, and the sum over ranks is the rows: exact, since all addends but
+// one are -0. The exchange is in turns, each of at most a quarter of the rows
+// that would be gathered at once, as some backends need twice that memory.
+//
 // A large unit's parameters are in phases, in the order in which its forward
 // pass uses them, and no segment crosses a phase. If gradients are sharded, its
 // backward runs phase by phase, last first, each with its own buffer: a phase
@@ -194,6 +202,9 @@ struct PlanOptions {
   Codec parameters, gradients;
   // Tokens that a rank looks up in a step; 0: unknown, gradients are dense.
   int64_t tokens = 0;
+  // Of these, those of one micro-step; 0: unknown, or tables stay in place for
+  // several micro-steps. Tables are then gathered.
+  int64_t micro_tokens = 0;
   // Vocabulary tables are in parts if there are other ranks, or gradients are
   // sharded. Changes memory and traffic, but no bit of the result.
   bool vocabulary_parts = false;
@@ -250,6 +261,11 @@ struct PlannedUnit {
   // Set for the first part of a table that is exchanged by rows: how many rows
   // a rank looks up in a step, and their length.
   int64_t rows = 0, width = 0;
+  // Set for the first part of a table that is looked up by rows: how many of
+  // each rank's tokens are in a turn, and the transfers of a micro-step. A turn
+  // is two: tokens, and rows.
+  int64_t lookup_tokens = 0;
+  std::vector<Transfer> lookup;
   // Set for a table in parts with a dense gradient from the lookup and a head:
   // the head's share is computed together with the lookup's.
   bool head_waits = false;
@@ -391,6 +407,10 @@ struct Plan {
   bool AddsOnHost() const { return shards_gradients() && replicate.size == 1; }
   // How many of trained_elems the host updates.
   int64_t HostUpdatedElems() const;
+  // Whether the forward of a table's owner gets only rows of it.
+  bool LooksUpRows(int table) const {
+    return units[table - units[table].part.number].lookup_tokens > 0;
+  }
   // Whether the host updates any unit.
   bool UpdatesOnHost() const;
   bool FetchesParameters() const;

@@ -17,13 +17,30 @@ namespace zero {
 namespace {
 
 // The names of actions, in the order of ActionKind.
-constexpr const char* kKindNames[] = {
-    "Forward",      "ForwardBackward", "Backward",     "ReadParameters",
-    "Fetch",        "Gather",          "Release",      "Reduce",
-    "ReduceAcross", "Offload",         "AddOffloaded", "ReleaseGradients",
-    "AddRows",      "SumSquares",      "Norm",         "ReadStates",
-    "Moments",      "TensorNorms",     "Update",       "WriteStates",
-    "Upload",       "GatherUpdated"};
+constexpr const char* kKindNames[] = {"LoadBatch",
+                                      "Forward",
+                                      "ForwardBackward",
+                                      "Backward",
+                                      "ReadParameters",
+                                      "Fetch",
+                                      "Gather",
+                                      "LookUp",
+                                      "Release",
+                                      "Reduce",
+                                      "ReduceAcross",
+                                      "Offload",
+                                      "AddOffloaded",
+                                      "ReleaseGradients",
+                                      "AddRows",
+                                      "SumSquares",
+                                      "Norm",
+                                      "ReadStates",
+                                      "Moments",
+                                      "TensorNorms",
+                                      "Update",
+                                      "WriteStates",
+                                      "Upload",
+                                      "GatherUpdated"};
 static_assert(std::size(kKindNames) ==
               static_cast<size_t>(ActionKind::kGatherUpdated) + 1);
 
@@ -54,6 +71,7 @@ const std::vector<int>& RequiredUnits(const Action& action, const Plan& plan) {
 StreamRole StreamOf(const Action& action, const Plan& plan) {
   switch (action.kind) {
     case ActionKind::kGather:
+    case ActionKind::kLookUp:
     case ActionKind::kGatherUpdated:
       return StreamRole::kGather;
     case ActionKind::kReduce:
@@ -104,6 +122,7 @@ class Builder {
     for (size_t i = 0; i < computations_.size(); ++i) {
       const Action& action = computations_[i];
       const bool backward = action.kind != ActionKind::kForward;
+      LoadBatch(i, i);
       Gather(i);
       if (backward && shards_gradients_) ReleaseBuffersFor(action);
       actions_.push_back(action);
@@ -174,6 +193,44 @@ class Builder {
                : used_elems_[k] - used_elems_[i + 1] < policy_.prefetch_elems;
   }
 
+  // The tables that a computation reads by rows.
+  std::vector<int> LookedUpBy(const Action& action) const {
+    std::vector<int> tables;
+    for (int t = plan_.num_computing; t < static_cast<int>(units_.size());
+         ++t) {
+      if (action.kind == ActionKind::kForward &&
+          plan_.units[t].owner == action.index && plan_.LooksUpRows(t)) {
+        tables.push_back(t);
+      }
+    }
+    return tables;
+  }
+
+  // Whether a computation is of the model's first unit, which looks tokens up.
+  bool IsLookup(const Action& action) const {
+    return action.kind == ActionKind::kForward &&
+           plan_.units[action.index].model_unit == 0;
+  }
+
+  // If computation `of` is a micro-step's first, loads its batch and looks the
+  // tokens up, before computation `at`. One batch at a time waits for its
+  // lookup.
+  void LoadBatch(size_t of, size_t at) {
+    const Action& action = computations_[of];
+    const Action& before = computations_[at];
+    const int64_t num_looked_up = before.micro_step + !IsLookup(before);
+    if (!IsLookup(action) || num_loaded_ != action.micro_step ||
+        num_loaded_ > num_looked_up) {
+      return;
+    }
+    ++num_loaded_;
+    actions_.push_back(
+        {.kind = ActionKind::kLoadBatch, .micro_step = action.micro_step});
+    for (const int table : LookedUpBy(action)) {
+      actions_.push_back({ActionKind::kLookUp, table, action.micro_step});
+    }
+  }
+
   // Gathers computation i's parameters, and those needed soon after.
   void Gather(size_t i) {
     if (!shards_parameters_) return;
@@ -181,6 +238,7 @@ class Builder {
     Gather(i, i);
     for (size_t k = i + 1; k < computations_.size() && MayPrefetch(k, i); ++k) {
       if (!MakeRoom(k, i)) return;
+      LoadBatch(k, i);
       Gather(k, i);
     }
   }
@@ -316,11 +374,16 @@ class Builder {
   // Uploads the units whose last use is computation i, and adds the gather
   // buckets that they complete.
   void UploadAfter(size_t i) {
-    for (int unit : Needs(i)) {
+    const Action& action = computations_[i];
+    std::vector<int> read = Needs(i);
+    if (action.micro_step == options_.micro_steps - 1) {
+      const std::vector<int> tables = LookedUpBy(action);
+      read.insert(read.end(), tables.begin(), tables.end());
+    }
+    for (int unit : read) {
       if (!plan_.UpdatesOnHost(unit)) continue;
       if (NextUse(unit, i) < computations_.size()) continue;
-      actions_.push_back(
-          {ActionKind::kUpload, unit, computations_[i].micro_step});
+      actions_.push_back({ActionKind::kUpload, unit, action.micro_step});
       units_[unit].uploaded = true;
       for (size_t b = 0; b < plan_.gather_buckets.size(); ++b) {
         const std::vector<SegmentRef>& segments =
@@ -334,7 +397,7 @@ class Builder {
         if (std::any_of(segments.begin(), segments.end(), has) &&
             std::all_of(segments.begin(), segments.end(), up)) {
           actions_.push_back({ActionKind::kGatherUpdated, static_cast<int>(b),
-                              computations_[i].micro_step});
+                              action.micro_step});
         }
       }
     }
@@ -413,6 +476,7 @@ class Builder {
   std::vector<UnitUses> units_;
   std::vector<int64_t> used_elems_;  // by computations 0 .. i - 1
   int64_t live_elems_ = 0;
+  int64_t num_loaded_ = 0;  // batches
   int next_bucket_ = 0;
   std::deque<Action> reducing_;  // the releases of their buffers
   std::vector<Action> actions_;
@@ -579,6 +643,17 @@ class WaitFinder {
   void Visit(int i, const Action& action) {
     const bool on_host = action.stream == StreamRole::kHost;
     switch (action.kind) {
+      case ActionKind::kLoadBatch:
+        break;
+      case ActionKind::kLookUp:
+        Await(computed_);
+        for (int p = 0; p < plan_.units[action.index].part.count; ++p) {
+          if (plan_.UpdatesOnHost(action.index + p)) {
+            Await(changed_[action.index + p]);
+          }
+        }
+        looked_up_ = i;
+        break;
       case ActionKind::kForward:
       case ActionKind::kForwardBackward:
       case ActionKind::kBackward:
@@ -718,6 +793,9 @@ class WaitFinder {
   }
 
   void VisitComputation(const Action& action) {
+    if (action.kind == ActionKind::kForward && action.index == 0) {
+      Await(std::exchange(looked_up_, kNone));
+    }
     for (int needed : RequiredUnits(action, plan_)) {
       waits_.insert(bringing_[needed].begin(), bringing_[needed].end());
     }
@@ -778,9 +856,10 @@ class WaitFinder {
   std::map<std::pair<int, int>, int> read_, written_;
   // The last users of the places for segments of a disk.
   std::array<Indices, Plan::kNumSwapSlots> fetch_slots_, update_slots_;
-  int computed_ = kNone;  // the last action of the compute stream
-  int freed_ = kNone;     // the last one that freed memory
-  int summed_ = kNone;    // the last of the host's sums
+  int computed_ = kNone;   // the last action of the compute stream
+  int looked_up_ = kNone;  // a lookup for which no forward has waited
+  int freed_ = kNone;      // the last one that freed memory
+  int summed_ = kNone;     // the last of the host's sums
   // The last two actions on the host's buffers of a micro-step's gradients.
   int added_[2] = {kNone, kNone};
   Indices waits_;  // of the current action
@@ -909,6 +988,8 @@ absl::Span<const Transfer> TransfersOf(const Action& action, const Plan& plan) {
   switch (action.kind) {
     case ActionKind::kGather:
       return plan.units[action.index].gather;
+    case ActionKind::kLookUp:
+      return plan.units[action.index].lookup;
     case ActionKind::kGatherUpdated:
       return plan.gather_buckets[action.index].transfers;
     case ActionKind::kReduce:
@@ -973,11 +1054,14 @@ HostTraffic CountHostTraffic(const Plan& plan,
   return traffic;
 }
 
-StepWire RowsWire(const Plan& plan) {
+StepWire RowsWire(const Plan& plan, int64_t micro_steps) {
   StepWire wire;
   if (!plan.owners.even()) return wire;
   int64_t bytes = 0;
   for (const PlannedUnit& unit : plan.units) {
+    for (const Transfer& transfer : unit.lookup) {
+      wire.gathered += micro_steps * transfer.BytesOf(/*rank=*/0).sent;
+    }
     if (unit.rows == 0 || unit.part.number > 0) continue;
     bytes += unit.rows * (DTypeBytes(DType::kI32) +
                           unit.width * DTypeBytes(plan.rows.dtype));
@@ -985,7 +1069,7 @@ StepWire RowsWire(const Plan& plan) {
   const int64_t n = plan.shard.size, m = plan.replicate.size;
   wire.reduced = (n - 1) * bytes;
   wire.across = (m - 1) * n * bytes;
-  wire.received = wire.reduced + wire.across;
+  wire.received = wire.gathered + wire.reduced + wire.across;
   return wire;
 }
 
@@ -1005,7 +1089,8 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   int64_t gathered = is_sharded(placement.optimizer) ? plan.trained_elems : 0;
   if (is_sharded(placement.parameters)) {
     gathered = 0;
-    for (const PlannedUnit& unit : plan.units) {
+    for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+      const PlannedUnit& unit = plan.units[u];
       const bool shared = std::any_of(
           plan.units.begin(), plan.units.end(), [&](const PlannedUnit& other) {
             return !unit.parameters.empty() &&
@@ -1014,11 +1099,12 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
           });
       int times = shared || unit.owner >= plan.first_trained ? 2 : 1;
       if (unit.part.count > 1 && shared) times += unit.head_waits ? 2 : 1;
+      if (plan.LooksUpRows(u)) times = shared ? times - 1 : 0;
       gathered += times * micro_steps * unit.padded_elems;
     }
   }
   const int64_t reductions = is_sharded(placement.gradients) ? micro_steps : 1;
-  StepWire wire = RowsWire(plan);
+  StepWire wire = RowsWire(plan, micro_steps);
   if (!plan.owners.even()) {  // a server sends to all; a worker, to the server
     const bool server = rank == 0;
     wire.gathered = server ? (n - 1) * psi * p : 0;
@@ -1027,7 +1113,7 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
     return wire;
   }
   const int64_t k = n - 1, hops = std::max<int64_t>(n - 2, 0);
-  wire.gathered = gathered / n * k * p;
+  wire.gathered += gathered / n * k * p;
   wire.reduced += reductions * psi / n * (k * r + hops * ring);
   if (!is_sharded(placement.optimizer)) wire.reduced += psi / n * k * r;
   wire.across +=

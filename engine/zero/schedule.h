@@ -20,6 +20,7 @@
 namespace zero {
 
 enum class ActionKind {
+  kLoadBatch,         // copies the micro-step's batch to the device
   kForward,           // unit, without the last
   kForwardBackward,   // the last unit: the loss writes its gradients at once
   kBackward,          // unit, phase; recomputes what forward did not keep
@@ -29,6 +30,8 @@ enum class ActionKind {
                       // this rank owns of its parameters there from the host
   kGather,            // unit: takes a buffer, unless it was fetched; starts
                       // gathering its parameters
+  kLookUp,            // table: starts getting the rows of the micro-step's
+                      // tokens from the ranks that have them
   kRelease,           // unit: gives its gathered parameters' buffer back
   kReduce,            // bucket: starts reducing its gradients; of rows:
                       // gathering them
@@ -156,25 +159,28 @@ HostTraffic CountHostTraffic(const Plan& plan,
                              const std::vector<Action>& actions, int64_t rank,
                              DType param_dtype, DType grad_dtype);
 
-// The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
-// k = (shards - 1) / shards, Psi = padded elements, for gradients and updates
+// The closed formulas per placement, of Rajbhandari et al. 2020 (section 7): k
+// = (shards - 1) / shards, Psi = padded elements, for gradients and updates
 // without frozen parameters, G = micro_steps. Across the groups, once per step:
 // 2 (groups - 1) / groups * Psi / shards. If a table is exchanged by rows, a
 // rank also sends its tokens and their rows to all others, and Psi of gradients
-// counts the table only if a head shares it. Frozen units before the first
-// trained one are gathered only for forward. A server sends (world - 1) times
-// the parameters and receives (world - 1) times the gradients; a worker sends
-// its gradients and receives the parameters. Around a ring 16-bit gradients
-// travel in fp32 from the second hop on. If parameters are sharded, a table in
-// parts that the head shares is also gathered for the lookup: three times per
-// micro-step, four if the head's share of the gradient waits for the lookup's.
-// There the schedule may differ by units that stay in place, or that are
-// gathered again when borrowed.
+// counts the table only if a head shares it. If it is looked up by rows, a rank
+// sends each micro-step's tokens, and their rows, instead of its shard of the
+// table. Frozen units before the first trained one are gathered only for
+// forward. A server sends (world - 1) times the parameters and receives (world
+// - 1) times the gradients; a worker sends its gradients and receives the
+// parameters. Around a ring 16-bit gradients travel in fp32 from the second hop
+// on. If parameters are sharded, a table in parts that the head shares is
+// gathered for the head twice per micro-step, for the lookup if that is not by
+// rows, and once more if the head's share of the gradient waits for the
+// lookup's. There the schedule may differ by units that stay in place, or that
+// are gathered again when borrowed.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 
-// The part of FormulaWire that is not in the paper: tokens and rows of a
-// table's gradient, exchanged instead of reduced. Equal on all ranks.
-StepWire RowsWire(const Plan& plan);
+// The part of FormulaWire that is not in the paper: tokens, and rows of a
+// table, looked up instead of gathered, and of its gradient, exchanged instead
+// of reduced. Equal on all ranks.
+StepWire RowsWire(const Plan& plan, int64_t micro_steps);
 
 // Bytes that a rank sends for the few numbers that all ranks gather in a step:
 // norm and loss, the numbers agreed on before it (kNumAgreed), and with

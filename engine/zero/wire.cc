@@ -58,12 +58,13 @@ void Wire::Gather(const std::string& name, DType dtype,
 
 void Wire::Start(Communicator& comm, Stream& stream, const std::string& name,
                  const Transfer& transfer,
-                 std::vector<CollectiveSegment> segments, bool accumulate) {
+                 std::vector<CollectiveSegment> segments, const Tensor& staging,
+                 bool accumulate) {
   const DType dtype = transfer.codec.dtype;
   const bool even = transfer.partition.even();
   if (transfer.kind == Transfer::Kind::kSum) {
     return even ? comm.ReduceScatter(stream, name, dtype, accumulate,
-                                     std::move(segments), AsWorkspace(staging_))
+                                     std::move(segments), AsWorkspace(staging))
                 : comm.Reduce(stream, name, dtype, /*root=*/0,
                               std::move(segments));
   }
@@ -92,6 +93,53 @@ void Wire::GatherUnit(int unit, const FlatState& params,
   for (const Transfer& transfer : planned.gather) {
     Start(*rank_->gather, *gather_, planned.name, transfer, segments);
   }
+}
+
+Lookup Wire::LookUp(int table, const FlatState& params, const BatchView& batch,
+                    Arena& arena) {
+  const PlannedUnit& planned = plan_->units[table];
+  const Shape& shape = planned.parameters[0].spec.shape;
+  // The plan's turns are of a training batch; this may be another.
+  Transfer asked = planned.lookup[0], answer = planned.lookup[1];
+  Communicator& comm = *rank_->gather;
+  const DType dtype = answer.codec.dtype;
+  const int64_t count = batch.num_tokens(), width = shape[1];
+  const int64_t in_turn = std::min(planned.lookup_tokens, count);
+  const int64_t most = comm.world() * in_turn;
+  const auto empty = [&](const Shape& shape, DType dtype) {
+    return Tensor::Empty(arena, shape, dtype,
+                         MemoryCategory::kGatheredParameters);
+  };
+  Lookup lookup{.rows = empty({count, width}, dtype),
+                .ids = empty({most}, DType::kI32),
+                .stored = empty({most, width}, dtype)};
+  if (const int64_t bytes = comm.StagingBytes(dtype, most * width); bytes > 0) {
+    lookup.staging = empty({bytes}, DType::kU8);
+  }
+  Ops& ops = rank_->device->ops();
+  // If a gather fails, missing tokens must still be valid ids.
+  ops.Fill(*gather_, {lookup.ids.vector(), 0});
+  for (int64_t begin = 0; begin < count; begin += in_turn) {
+    const int64_t rows = std::min(in_turn, count - begin);
+    asked.elems = comm.world() * rows;
+    answer.elems = asked.elems * width;
+    Start(comm, *gather_, planned.name, asked,
+          {{batch.tokens + begin, lookup.ids.data(), asked.elems}});
+    for (int part = table; part < table + planned.part.count; ++part) {
+      const EmbeddingForwardArgs args{
+          .ids = lookup.ids.As<int32_t>(),
+          .table = {params.Local(part).data(), dtype, shape[0], width, width},
+          .pieces = params.PiecesOf(part),
+          .out = lookup.stored.Slice(0, {asked.elems, width}).matrix()};
+      gather_->Enqueue([args, ops = &ops, stream = gather_] {
+        ops->EmbeddingForward(*stream, args);
+      });
+    }
+    const Tensor own = lookup.rows.Slice(begin * width, {rows, width});
+    Start(comm, *gather_, planned.name, answer,
+          {{lookup.stored.data(), own.data(), answer.elems}}, lookup.staging);
+  }
+  return lookup;
 }
 
 void Wire::GatherUpdated(int index, const FlatState& params) {
@@ -226,7 +274,7 @@ void Wire::ReduceParts(Communicator& comm, const std::string& name,
     totals.push_back({own.data(), full.data(), full.num_elems()});
   }
   if (converts) Convert(std::move(before));
-  Start(comm, *reduce_, name, transfers[0], std::move(sums),
+  Start(comm, *reduce_, name, transfers[0], std::move(sums), staging_,
         accumulate && !converts);
   if (all) Start(comm, *reduce_, name, transfers[1], std::move(totals));
   if (converts) Convert(std::move(after));

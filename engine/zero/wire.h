@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/autograd/context.h"
 #include "engine/comm/rank.h"
 #include "engine/tensor/arena.h"
 #include "engine/zero/flat_state.h"
@@ -17,14 +18,21 @@
 
 namespace zero {
 
-// How gradients of `dtype` travel: around a ring, sums in fp32.
-inline Codec GradientCodec(DType dtype, BulkAlgorithm algorithm) {
+// How elements of `dtype` travel: around a ring, sums in fp32.
+inline Codec CodecOf(DType dtype, BulkAlgorithm algorithm) {
   return {dtype, algorithm == BulkAlgorithm::kRing ? DType::kF32 : dtype};
 }
 
 // Tokens, and their rows of a table's gradient: [n], [n, C].
 struct TableRows {
   Tensor ids, rows;
+};
+
+// The memory of a lookup.
+struct Lookup {
+  Tensor rows;         // [M, C], of this rank's tokens
+  Tensor ids, stored;  // of all ranks' tokens in a turn: [n], [n, C]
+  Tensor staging;      // of their sum
 };
 
 class Wire {
@@ -54,6 +62,10 @@ class Wire {
   // Gathers a full unit into `gathered` [padded elems], which holds the part
   // fetched from the host.
   void GatherUnit(int unit, const FlatState& params, const Tensor& gathered);
+  // Starts getting the rows of the batch's tokens from the ranks of the group,
+  // which have batches of one size. Takes memory from `arena`.
+  Lookup LookUp(int table, const FlatState& params, const BatchView& batch,
+                Arena& arena);
   // Gathers a bucket of updated, replicated parameters.
   void GatherUpdated(int bucket, const FlatState& params);
 
@@ -95,7 +107,7 @@ class Wire {
   // The only place that maps a transfer to a collective.
   void Start(Communicator& comm, Stream& stream, const std::string& name,
              const Transfer& transfer, std::vector<CollectiveSegment> segments,
-             bool accumulate = false);
+             const Tensor& staging = Tensor(), bool accumulate = false);
   // Adds up the parts over the ranks of `comm`; if the sum is gathered, every
   // rank gets all of it, in the same order as at every stage.
   void ReduceParts(Communicator& comm, const std::string& name,

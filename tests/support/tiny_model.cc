@@ -94,8 +94,8 @@ PlanOptions RigOptions::plan_options(int world, int shards,
   PlanOptions options = plan;
   options.world = world;
   options.shards = shards;
-  options.parameters = {param_dtype};
-  options.gradients = GradientCodec(plan.gradients.dtype, algorithm);
+  options.parameters = CodecOf(param_dtype, algorithm);
+  options.gradients = CodecOf(plan.gradients.dtype, algorithm);
   return options;
 }
 

@@ -231,7 +231,8 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
     }
     absl::PrintF("note: at stage %d a rank gathers %s bytes%s\n", row.stage,
                  WithCommas(sent.gathered),
-                 AgainstFormula(sent.gathered, formula.gathered));
+                 AgainstFormula(sent.gathered, formula.gathered,
+                                row.rows_wire.gathered));
   }
 }
 

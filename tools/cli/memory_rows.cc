@@ -38,6 +38,7 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
 // The purpose of an action; page/memory.js draws each in a color.
 const char* PurposeOf(ActionKind kind) {
   switch (kind) {
+    case ActionKind::kLoadBatch:
     case ActionKind::kForward:
     case ActionKind::kForwardBackward:
       return "forward";
@@ -50,6 +51,7 @@ const char* PurposeOf(ActionKind kind) {
     case ActionKind::kUpdate:
       return "norm and update";
     case ActionKind::kGather:
+    case ActionKind::kLookUp:
     case ActionKind::kGatherUpdated:
       return "gather parameters";
     case ActionKind::kReduce:
@@ -122,6 +124,7 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, FitSearch& search,
                                                          /*max_positions=*/0),
                                      stage, offload);
   row.formula_wire = FormulaWire(plan, config.gradient_accumulation_steps);
+  row.rows_wire = RowsWire(plan, config.gradient_accumulation_steps);
   return row;
 }
 

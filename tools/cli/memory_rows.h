@@ -31,7 +31,7 @@ struct MemoryRow {
   Rehearsal rehearsal;
   // The states' bytes by the closed formulas, with padding.
   int64_t formula_states;
-  StepWire formula_wire;
+  StepWire formula_wire, rows_wire;  // FormulaWire, RowsWire
   FitLimits limits;
   int64_t room_bytes = 0;  // what zero train may need beside the prediction
   double offload_seconds;  // OffloadSeconds

@@ -434,9 +434,9 @@ absl::Status ShowPlan(PlanFlags flags) {
     return absl::StrCat(WithCommas(bytes), " bytes",
                         AgainstFormula(bytes, formula_bytes, row_bytes));
   };
-  const StepWire in_rows = RowsWire(plan);
+  const StepWire in_rows = RowsWire(plan, micro_steps);
   std::vector<std::pair<std::string, std::string>> rows = {
-      {"gathered", against(wire.gathered, formula.gathered)},
+      {"gathered", against(wire.gathered, formula.gathered, in_rows.gathered)},
       {"reduced", against(wire.reduced, formula.reduced, in_rows.reduced)}};
   if (plan.replicate.size > 1) {
     rows.push_back({"across groups",

@@ -167,6 +167,20 @@ TEST_F(NcclStepTest, TwoRanksHaveTheBitsOfLocalAtEveryStage) {
   }
 }
 
+// The sum that brings rows has one addend that counts.
+TEST_F(NcclStepTest, RowsThatAreLookedUpHaveTheBitsOfLocal) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Job job = JobOf(2, dtype);
+    job.config = TiedLlama();
+    job.config.tie_word_embeddings = false;
+    job.micro_steps = 2;
+    job.options = AtStage(job.options, 3);
+    const Plan plan = PlanOf(job);
+    EXPECT_TRUE(plan.LooksUpRows(plan.num_computing));
+    ExpectTheBitsOfLocal(job);
+  }
+}
+
 // 16-bit data is summed in rank order.
 TEST_F(NcclStepTest, FourRanksThatSend16BitsHaveTheBitsOfLocal) {
   for (const int stage : {0, 3}) {

@@ -58,7 +58,8 @@ struct Job {
   float loss_scale = 1;
   bool ahead = false;   // steps begin before the previous one is finished
   bool packed = false;  // several sequences in a row
-  bool rows = true;     // the table is exchanged by rows if they are few
+  bool rows = true;     // the table is exchanged by rows if they are few,
+  bool lookups = true;  // and looked up by rows
   std::function<std::unique_ptr<Model>()> make;  // null: config's
   // Wraps the ranks' communicators.
   decltype(LocalRanksOptions::wrap) wrap;
@@ -130,9 +131,9 @@ inline void ExpectBytesAsAsked(const Rank& rank) {
 
 // The job with its plan's knowledge of the batch.
 inline Job Planned(Job job) {
-  if (job.rows) {
-    job.options.plan.tokens = job.batch / job.world * job.length;
-  }
+  const int64_t tokens = job.batch / job.world * job.length;
+  if (job.rows) job.options.plan.tokens = tokens;
+  if (job.lookups) job.options.plan.micro_tokens = tokens / job.micro_steps;
   return job;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/zero/schedule.h"
 #include "gtest/gtest.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 namespace {
@@ -440,20 +441,15 @@ TEST(ScheduleTest, OneRankDoesTheseActions) {
   const Plan plan = MakePlan(
       {Unit("embedding", {{5}}), Unit("block", {{5}}), Unit("head", {{5}})},
       {.world = 1});
-  const std::vector<Action> want = {{ActionKind::kForward, 0, 0},
-                                    {ActionKind::kForward, 1, 0},
-                                    {ActionKind::kForwardBackward, 2, 0},
-                                    {ActionKind::kBackward, 1, 0},
-                                    {ActionKind::kBackward, 0, 0},
-                                    {ActionKind::kForward, 0, 1},
-                                    {ActionKind::kForward, 1, 1},
-                                    {ActionKind::kForwardBackward, 2, 1},
-                                    {ActionKind::kBackward, 1, 1},
-                                    {ActionKind::kBackward, 0, 1},
-                                    {ActionKind::kNorm, -1, 0},
-                                    {ActionKind::kUpdate, 0, 0},
-                                    {ActionKind::kUpdate, 1, 0},
-                                    {ActionKind::kUpdate, 2, 0}};
+  const std::vector<Action> want = {
+      {ActionKind::kLoadBatch, -1, 0}, {ActionKind::kForward, 0, 0},
+      {ActionKind::kForward, 1, 0},    {ActionKind::kForwardBackward, 2, 0},
+      {ActionKind::kBackward, 1, 0},   {ActionKind::kBackward, 0, 0},
+      {ActionKind::kLoadBatch, -1, 1}, {ActionKind::kForward, 0, 1},
+      {ActionKind::kForward, 1, 1},    {ActionKind::kForwardBackward, 2, 1},
+      {ActionKind::kBackward, 1, 1},   {ActionKind::kBackward, 0, 1},
+      {ActionKind::kNorm, -1, 0},      {ActionKind::kUpdate, 0, 0},
+      {ActionKind::kUpdate, 1, 0},     {ActionKind::kUpdate, 2, 0}};
   EXPECT_EQ(MakeSchedule(plan, {.micro_steps = 2}), want);
 }
 
@@ -483,11 +479,11 @@ TEST(ScheduleTest, Stage0ReducesWhatBackwardHasCompleted) {
   const Plan plan = TiedPlan(0);
   EXPECT_EQ(
       Names(plan, MakeSchedule(plan, {})),
-      (Strings{"Forward(embedding)", "Forward(block)", "ForwardBackward(head)",
-               "Reduce(bucket 0: head)", "Backward(block)",
-               "Reduce(bucket 1: block)", "Backward(embedding)",
-               "Reduce(bucket 2: embedding)", "Norm", "Update(embedding)",
-               "Update(block)", "Update(head)"}));
+      (Strings{"LoadBatch", "Forward(embedding)", "Forward(block)",
+               "ForwardBackward(head)", "Reduce(bucket 0: head)",
+               "Backward(block)", "Reduce(bucket 1: block)",
+               "Backward(embedding)", "Reduce(bucket 2: embedding)", "Norm",
+               "Update(embedding)", "Update(block)", "Update(head)"}));
 }
 
 // "Norm after Reduce(bucket 0: head)", of actions that wait; " before" marks
@@ -584,7 +580,8 @@ TEST(ScheduleTest, Stage3GathersOneUnitAhead) {
   const Plan plan = TiedPlan(3);
   EXPECT_EQ(
       Names(plan, MakeSchedule(plan, {})),
-      (Strings{"Gather(embedding)", "Gather(block)", "Forward(embedding)",
+      (Strings{"LoadBatch", "Gather(embedding)", "Gather(block)",
+               "Forward(embedding)",
                // Block turns right after the head and stays; so does the
                // embedding, which the head reads.
                "Gather(head)", "Forward(block)", "ForwardBackward(head)",
@@ -730,11 +727,13 @@ TEST(ScheduleTest, GroupsReduceAcrossInTheLastMicroStep) {
         units, {.world = 4, .shards = 2, .placement = PlacementOfStage(stage)});
     return Names(plan, MakeSchedule(plan, {.micro_steps = 2}));
   };
-  EXPECT_EQ(names_at(2), (Strings{"Forward(embedding)",
+  EXPECT_EQ(names_at(2), (Strings{"LoadBatch",
+                                  "Forward(embedding)",
                                   "ForwardBackward(head)",
                                   "Reduce(bucket 0: head)",
                                   "Backward(embedding)",
                                   "Reduce(bucket 1: embedding)",
+                                  "LoadBatch",
                                   "Forward(embedding)",
                                   "ReleaseGradients(head)",
                                   "ForwardBackward(head)",
@@ -1039,6 +1038,183 @@ TEST(ScheduleTest, APhasesBufferIsNotWrittenWhileItIsReduced) {
     }
     EXPECT_TRUE(taken.empty());
   }
+}
+
+// An embedding of 1,000 rows, a block, and a head with the same table (tied) or
+// one of its own.
+constexpr int64_t kRows = 1000, kWidth = 32;
+std::vector<UnitSpec> VocabularyUnits(bool tied) {
+  const auto table = [](const char* name, bool looked_up) {
+    return ParameterSpec{.name = name,
+                         .shape = {kRows, kWidth},
+                         .vocabulary = true,
+                         .looked_up = looked_up};
+  };
+  UnitSpec head = Unit("head", {{5}});
+  if (tied) head.borrowed = {"words"};
+  if (!tied) head.parameters.push_back(table("head.words", false));
+  return {{.name = "embedding",
+           .parameters = {table("words", true)},
+           .backward_reads_parameters = false},
+          Unit("block", {{100, kWidth}}),
+          head};
+}
+
+PlanOptions LookupOptions() {
+  return {.world = 4,
+          .placement = PlacementOfStage(3),
+          .parameters = {DType::kBF16},
+          .micro_tokens = 20,
+          .min_part_elems = 1};
+}
+
+TEST(PlanTest, ALookupGetsRowsIfTheyAreFewAndSaveAGather) {
+  const auto looks_up = [](bool tied, const PlanOptions& options) {
+    const Plan plan = MakePlan(VocabularyUnits(tied), options);
+    return plan.LooksUpRows(plan.num_computing);
+  };
+  const PlanOptions options = LookupOptions();
+  EXPECT_TRUE(looks_up(false, options));
+  // The head reads the same table, which stays in place for it.
+  EXPECT_FALSE(looks_up(true, options));
+  PlanOptions other = options;
+  other.vocabulary_parts = true;
+  EXPECT_TRUE(looks_up(true, other));
+  other = options;
+  other.placement = PlacementOfStage(2);
+  EXPECT_FALSE(looks_up(false, other)) << "the table is in place";
+  other = options;
+  other.micro_tokens = kRows / 4 * 3 / 5;
+  EXPECT_TRUE(looks_up(false, other));
+  other.parameters.partial_sums = DType::kF32;
+  EXPECT_FALSE(looks_up(false, other)) << "sums are twice as large";
+  other = options;
+  other.micro_tokens = kRows / 4;
+  EXPECT_FALSE(looks_up(false, other)) << "the table is no larger";
+  other.micro_tokens = 0;
+  EXPECT_FALSE(looks_up(false, other)) << "nobody knows";
+  other = options;
+  other.shards = 1;
+  EXPECT_FALSE(looks_up(false, other)) << "every rank has it";
+  other = options;
+  other.homes = {.parameters = Home::kHost, .optimizer = Home::kHost};
+  EXPECT_FALSE(looks_up(false, other)) << "the host has it";
+  other.homes.parameters = Home::kDevice;
+  EXPECT_TRUE(looks_up(false, other));
+}
+
+// Of a group of two or four. A turn is of at most a quarter of what a gather
+// brings.
+TEST(PlanTest, ALookupSendsTokensAndRowsInTurns) {
+  for (const int64_t shards : {2, 4}) {
+    for (const bool in_parts : {false, true}) {
+      PlanOptions options = LookupOptions();
+      options.shards = shards;
+      options.vocabulary_parts = in_parts;
+      const Plan plan = MakePlan(VocabularyUnits(in_parts), options);
+      const PlannedUnit& table = plan.units[plan.num_computing];
+      EXPECT_EQ(table.part.count, in_parts ? 16 : 1);
+      const int64_t most = (in_parts ? table.part.rows : kRows) / 4;
+      EXPECT_LE(shards * table.lookup_tokens, most);
+      int64_t sent = 0, tokens = 0;
+      for (size_t i = 0; i < table.lookup.size(); ++i) {
+        const Transfer& transfer = table.lookup[i];
+        sent += transfer.BytesOf(0).sent;
+        if (i % 2 == 0) {
+          tokens += transfer.elems;
+        } else {
+          EXPECT_EQ(transfer.elems, table.lookup[i - 1].elems * kWidth);
+        }
+      }
+      EXPECT_EQ(table.lookup.size() / 2,
+                CeilDiv(options.micro_tokens, table.lookup_tokens));
+      EXPECT_EQ(tokens, shards * options.micro_tokens);
+      EXPECT_EQ(sent, (shards - 1) * options.micro_tokens * (4 + kWidth * 2));
+      EXPECT_EQ(RowsWire(plan, 3).gathered, 3 * sent);
+    }
+  }
+}
+
+TEST(ScheduleTest, RowsAreLookedUpOneUnitAhead) {
+  const Plan plan = MakePlan(VocabularyUnits(false), LookupOptions());
+  const auto lookups = [&](const ScheduleOptions& options) {
+    const std::vector<Action> actions = MakeSchedule(plan, options);
+    Strings names;
+    for (const std::string& name : Names(plan, actions)) {
+      EXPECT_NE(name, "Gather(words)");
+      if (name == "LoadBatch" || name == "LookUp(words)" ||
+          name.ends_with("ward(embedding)")) {
+        names.push_back(name);
+      }
+    }
+    const Strings waits = Waits(plan, actions);
+    EXPECT_EQ(
+        std::count(waits.begin(), waits.end(), "LookUp(words) after LoadBatch"),
+        options.micro_steps);
+    EXPECT_EQ(std::count(waits.begin(), waits.end(),
+                         "Forward(embedding) after LookUp(words)"),
+              options.micro_steps);
+    return names;
+  };
+  EXPECT_EQ(lookups({.micro_steps = 2}),
+            (Strings{"LoadBatch", "LookUp(words)", "Forward(embedding)",
+                     "LoadBatch", "LookUp(words)", "Backward(embedding)",
+                     "Forward(embedding)", "Backward(embedding)"}));
+  EXPECT_EQ(lookups({.micro_steps = 2, .gather = {.prefetch_elems = 0}}),
+            (Strings{"LoadBatch", "LookUp(words)", "Forward(embedding)",
+                     "Backward(embedding)", "LoadBatch", "LookUp(words)",
+                     "Forward(embedding)", "Backward(embedding)"}));
+}
+
+// With a large prefetch bucket, too, the batch whose rows arrive is the next.
+TEST(ScheduleTest, OneLookupAtATimeIsUnderway) {
+  PlanOptions options = LookupOptions();
+  options.vocabulary_parts = true;
+  for (const bool tied : {false, true}) {
+    const Plan plan = MakePlan(VocabularyUnits(tied), options);
+    ASSERT_TRUE(plan.LooksUpRows(plan.num_computing));
+    const std::vector<Action> actions = MakeSchedule(
+        plan, {.micro_steps = 4, .gather = {.prefetch_elems = 1'000'000'000}});
+    int64_t next = 0;       // batch
+    bool underway = false;  // until the last part of the first unit has run
+    for (const Action& action : actions) {
+      if (action.kind == ActionKind::kLookUp) {
+        EXPECT_FALSE(underway);
+        EXPECT_EQ(action.micro_step, next++);
+        underway = true;
+      }
+      if (action.kind != ActionKind::kForward) continue;
+      const PlannedUnit& unit = plan.units[action.index];
+      const bool waits =
+          std::any_of(action.waits.begin(), action.waits.end(), [&](int wait) {
+            return wait >= 0 && actions[wait].kind == ActionKind::kLookUp;
+          });
+      EXPECT_EQ(waits, action.index == 0) << ActionName(action, plan);
+      if (unit.model_unit > 0) continue;
+      EXPECT_EQ(action.micro_step, next - 1);
+      if (unit.part.number + 1 == unit.part.count) underway = false;
+    }
+    EXPECT_EQ(next, 4);
+  }
+}
+
+// A delayed update's parameters replace those that the last lookup has read;
+// the next step's waits for them.
+TEST(ScheduleTest, ALookupIsTheLastUseOfItsTable) {
+  PlanOptions options = LookupOptions();
+  options.homes.optimizer = Home::kHost;
+  const Plan plan = MakePlan(VocabularyUnits(false), options);
+  const std::vector<Action> actions =
+      MakeSchedule(plan, {.micro_steps = 2, .delayed_update = true});
+  const Strings names = Names(plan, actions);
+  const auto upload = std::find(names.begin(), names.end(), "Upload(words)");
+  ASSERT_NE(upload, names.end());
+  EXPECT_EQ(std::count(names.begin(), names.end(), "Upload(words)"), 1);
+  EXPECT_EQ(std::count(names.begin(), upload, "Forward(embedding)"), 2);
+  const Strings waits = Waits(plan, actions);
+  EXPECT_EQ(std::count(waits.begin(), waits.end(),
+                       "LookUp(words) after Upload(words) before, LoadBatch"),
+            1);
 }
 
 TEST(PlanTest, EverySegmentIsInOneBucketOfEachKind) {

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 #include "models/registry.h"
 #include "tests/engine/zero/job_testing.h"
@@ -57,6 +59,78 @@ TEST(VocabularyTest, PartsChangeNoBitAtAnyStage) {
       }
     }
   }
+}
+
+// At stage 3 a lookup may get rows instead of the table: of a batch in several
+// turns, with any sums, for any gradient of the table, or none.
+TEST(VocabularyTest, LookupsByRowsChangeNoBit) {
+  for (int bits = 0; bits < 32; ++bits) {
+    const bool tied = bits & 1, bf16 = tied != static_cast<bool>(bits & 16);
+    Job job{.config = ManyWords(
+                bits & 2 ? ModelFamily::kGpt2 : ModelFamily::kLlama, tied),
+            .world = 4,
+            .shards = bits & 4 ? 2 : 0,
+            .algorithm = bits & 8    ? BulkAlgorithm::kRing
+                         : bits & 16 ? BulkAlgorithm::kHierarchical
+                                     : BulkAlgorithm::kDirect,
+            .micro_steps = bits & 8 ? 1 : 3};
+    job.rows = bits & 16;
+    job.packed = bits & 2;
+    if (bf16) job.options.param_dtype = DType::kBF16;
+    if (!tied && bits & 4) {
+      job.make = [config = job.config] { return MakePartlyFrozen(config); };
+    }
+    job = InParts(job, tied || bits & 16);
+    job.options = AtStage(job.options, 3);
+    if (bf16) job.options.gather.prefetch_elems = 1'000'000'000;
+    SCOPED_TRACE(testing::Message() << "bits " << bits);
+    Job tables = job;
+    tables.lookups = false;
+    const auto looks_up = [](const Job& job) {
+      const Plan plan = PlanOf(job);
+      return plan.LooksUpRows(plan.num_computing);
+    };
+    EXPECT_FALSE(looks_up(tables));
+    EXPECT_TRUE(looks_up(job));
+    if (bits % 3 == 0) AddDelays(&job);
+    EXPECT_EQ(Train(job), Train(tables));
+  }
+}
+
+// Delayed updates, too: the host has the optimizer.
+TEST(VocabularyTest, LookupsByRowsWaitForUploadedParameters) {
+  for (const bool tied : {false, true}) {
+    for (const absl::string_view update :
+         {"plain", "delayed", "before norm", "half"}) {
+      Job job{.config = ManyWords(ModelFamily::kLlama, tied),
+              .world = 2,
+              .micro_steps = 2};
+      job.options = AtStage(job.options, 3);
+      job.options.plan.homes.optimizer = Home::kHost;
+      job.options.plan.host_share = update == "half" ? 0.5 : 1;
+      job.options.delayed_updates = update == "delayed";
+      job.options.update_before_norm = update == "before norm";
+      if (job.options.update_before_norm) job.options.max_grad_norm = 0;
+      job.steps = 5;
+      job = InParts(job, tied);
+      Job tables = job;
+      tables.lookups = false;
+      AddDelays(&job);
+      EXPECT_EQ(Train(job), Train(tables)) << "tied " << tied << ", " << update;
+    }
+  }
+}
+
+// The others look rows up when it is gone.
+TEST(VocabularyTest, ALookupEndsIfARankLeaves) {
+  Job job{.config = ManyWords(ModelFamily::kLlama, false), .world = 3};
+  job.options = AtStage(job.options, 3);
+  job.options.plan.micro_tokens = 2 * kLength;
+  const Plan plan =
+      MakePlan(DescribeUnits(*job.Make()),
+               job.options.plan_options(job.world, job.shards, job.algorithm));
+  EXPECT_TRUE(plan.LooksUpRows(plan.num_computing));
+  ExpectALeaverIsNamedByAll(job, 2);
 }
 
 TEST(VocabularyTest, PartsChangeNoBitOfOtherChoices) {
@@ -223,6 +297,8 @@ TEST(VocabularyTest, EvaluationTextAndFilesAreThoseOfTheWholeTable) {
     Job job =
         InParts({.config = ManyWords(ModelFamily::kGpt2, true)}, in_parts);
     job.options = AtStage(job.options, stage);
+    // Rows are looked up, of more or fewer tokens than in training.
+    job.options.plan.micro_tokens = 2 * kLength;
     Seen seen;
     const absl::Status status = RunLocalRanks(
         job.world, RanksOf(job), OneThread,
@@ -266,13 +342,14 @@ TEST(VocabularyTest, EvaluationTextAndFilesAreThoseOfTheWholeTable) {
 }
 
 TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
-  for (const auto& [tied, rows] :
-       {std::pair(false, true), {true, true}, {true, false}}) {
+  for (int bits = 0; bits < 8; ++bits) {
+    const bool tied = bits & 1, rows = bits & 2 || !tied, lookups = bits & 4;
     for (const int stage : {0, 1, 2, 3}) {
       Job job = InParts({.config = ManyWords(ModelFamily::kLlama, tied),
                          .world = 3,
                          .micro_steps = 2,
-                         .rows = rows},
+                         .rows = rows,
+                         .lookups = lookups},
                         true);
       job.options = AtStage(job.options, stage);
       const Plan plan = PlanOf(job);
@@ -286,7 +363,7 @@ TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
       }
       // The last two parts turn from forward to backward in place; a lookup's
       // backward reads nothing, unless the head waits for it: then the first
-      // stays for the next micro-step.
+      // stays for the next micro-step's lookup. By rows it needs no part.
       const int last = plan.units[plan.num_computing - 1].required_units.back();
       ASSERT_GT(plan.units[last].part.count, 2);
       int64_t elems =
@@ -294,11 +371,11 @@ TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
       for (const PlannedUnit& unit : plan.units) {
         const bool looked_up =
             !unit.parameters.empty() && unit.parameters[0].spec.looked_up;
-        if (looked_up && !tied) elems += unit.padded_elems;
+        if (looked_up && !tied && !lookups) elems += unit.padded_elems;
       }
       elems *= 2;  // micro-steps
       for (const PlannedUnit& unit : plan.units) {
-        if (unit.head_waits && unit.part.number == 0)
+        if (unit.head_waits && unit.part.number == 0 && !lookups)
           elems += unit.padded_elems;
       }
       EXPECT_EQ(plan.units.back().head_waits, !rows);

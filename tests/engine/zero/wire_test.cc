@@ -22,6 +22,7 @@ void ExpectCountedIsFormula(Job job) {
   job.world = kWorld;
   job.micro_steps = kMicroSteps;
   job.options.plan.tokens = kMicroSteps * kLength;
+  job.options.plan.micro_tokens = kLength;
   std::atomic<int64_t> all_sent{0}, all_received{0};
   const absl::Status status = RunLocalRanks(
       job.world, RanksOf(job), OneThread,
@@ -87,14 +88,18 @@ TEST_P(WireTest, StagesCopyWhatTheFormulaSays) {
     for (const int shards : {4, 2}) {
       for (const int stage : {0, 1, 2, 3}) {
         if (stage == 0 && shards == 2) continue;  // nothing is sharded
-        SCOPED_TRACE(
-            absl::StrCat(algorithm == BulkAlgorithm::kRing ? "ring" : "direct",
-                         ", stage ", stage, " in groups of ", shards));
-        Job job = MakeJob();
-        job.algorithm = algorithm;
-        job.shards = shards;
-        job.options = AtStage(job.options, stage);
-        ExpectCountedIsFormula(job);
+        // At stage 3 a table that no head shares is looked up by rows.
+        for (const bool tied : {true, false}) {
+          SCOPED_TRACE(absl::StrCat(
+              algorithm == BulkAlgorithm::kRing ? "ring" : "direct", ", stage ",
+              stage, " in groups of ", shards, ", tied ", tied));
+          Job job = MakeJob();
+          job.config.tie_word_embeddings = tied;
+          job.algorithm = algorithm;
+          job.shards = shards;
+          job.options = AtStage(job.options, stage);
+          ExpectCountedIsFormula(job);
+        }
       }
     }
   }
