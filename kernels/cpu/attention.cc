@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/matmul.h"
 #include "kernels/cpu/pair_product.h"
 #include "kernels/cpu/parallel.h"
 
@@ -14,24 +15,6 @@ namespace {
 int64_t QueryBlock(const AttentionShape& shape, int num_threads) {
   const int64_t heads = shape.batch * shape.num_heads;
   return heads >= num_threads ? 4 * kQueryTile : kQueryTile;
-}
-
-// How the backward pass is cut. With enough kv heads one task does all of a
-// kv head. Else one set of tasks does dk and dv by blocks of keys and another
-// dq by blocks of queries, which computes the scores twice.
-struct BackwardPlan {
-  bool whole_heads = true;
-  int64_t block = 0;  // keys or queries of one task, if cut
-  int64_t num_blocks = 0;
-};
-
-BackwardPlan PlanBackward(const AttentionShape& shape, int num_threads) {
-  BackwardPlan plan;
-  plan.whole_heads = shape.batch * shape.num_kv_heads >= num_threads ||
-                     shape.q_len <= kKeyTile;
-  plan.block = 2 * kKeyTile;
-  plan.num_blocks = (shape.q_len + plan.block - 1) / plan.block;
-  return plan;
 }
 
 size_t Bytes(int64_t floats) {
@@ -56,6 +39,34 @@ bool HasPairs(const CpuOps& ops, const AttentionShape& shape) {
 }
 
 }  // namespace
+
+// A score is computed twice if one task sums the query's dq and another the
+// key's dk and dv. So with enough kv heads to occupy all threads a task takes
+// as many tokens as its scratch allows.
+BackwardCut CutBackward(const AttentionShape& shape, int num_threads,
+                        bool pairs) {
+  constexpr int64_t kBlock = 2 * kKeyTile;
+  const BackwardCut whole = {shape.q_len, shape.q_len, kQueryTile};
+  const bool enough_heads = shape.batch * shape.num_kv_heads >= num_threads;
+  const auto fits = [&](const BackwardCut& cut) {
+    return Bytes(BackwardScratch(shape, cut, pairs)) <=
+           MatmulCache::kThreadBytes;
+  };
+  if (shape.q_len <= kBlock || (enough_heads && fits(whole))) return whole;
+  BackwardCut cut = {kBlock, kBlock, kBlock, enough_heads};
+  if (!enough_heads) return cut;
+  while (cut.tokens < shape.q_len &&
+         fits({cut.tokens + kBlock, cut.keys, cut.queries})) {
+    cut.tokens += kBlock;
+  }
+  // Keys and values of a long sequence are loaded again for every block of
+  // queries: fewer blocks. Several tasks must agree on them.
+  while (cut.tokens >= shape.q_len && cut.queries < 4 * kBlock &&
+         fits({cut.tokens, cut.keys, cut.queries + kBlock})) {
+    cut.queries += kBlock;
+  }
+  return cut;
+}
 
 size_t CpuOps::AttentionForwardWorkspaceBytes(
     const AttentionForwardArgs& args) const {
@@ -92,60 +103,28 @@ void CpuOps::AttentionForward(Stream&, const AttentionForwardArgs& args,
 
 size_t CpuOps::AttentionBackwardWorkspaceBytes(
     const AttentionBackwardArgs& args) const {
+  const bool pairs = HasPairs(*this, args.shape);
+  const BackwardCut cut = CutBackward(args.shape, num_threads_, pairs);
   return static_cast<size_t>(num_threads_) *
-         Bytes(BackwardScratch(args.shape, args.shape.kv_len,
-                               HasPairs(*this, args.shape)));
+         Bytes(BackwardScratch(args.shape, cut, pairs));
 }
 
 void CpuOps::AttentionBackward(Stream&, const AttentionBackwardArgs& args,
                                Workspace workspace) {
   const AttentionShape& shape = args.shape;
-  const BackwardPlan plan = PlanBackward(shape, num_threads_);
-  const int64_t kv_heads = shape.batch * shape.num_kv_heads;
-  const int64_t group = shape.num_heads / shape.num_kv_heads;
   const bool pairs = HasPairs(*this, shape);
-  const size_t scratch_bytes =
-      Bytes(BackwardScratch(shape, shape.kv_len, pairs));
-  const auto whole = [&](int64_t kv) {
-    AttentionBackwardTask task;
-    task.batch = kv / shape.num_kv_heads;
-    task.head_begin = kv % shape.num_kv_heads * group;
-    task.head_end = task.head_begin + group;
-    task.q_end = shape.q_len;
-    task.kv_end = shape.kv_len;
-    return task;
-  };
-  if (plan.whole_heads) {
-    RunTasks(num_threads_, kv_heads, workspace, scratch_bytes,
-             [&](int64_t i, float* scratch) {
-               RunBackwardTask(args, whole(i), pairs, scratch);
-             });
-    return;
-  }
-  RunTasks(num_threads_, kv_heads * plan.num_blocks, workspace, scratch_bytes,
+  const BackwardCut cut = CutBackward(shape, num_threads_, pairs);
+  const int64_t pieces = (shape.q_len + cut.tokens - 1) / cut.tokens;
+  const int64_t kv_heads = shape.batch * shape.num_kv_heads;
+  const size_t scratch_bytes = Bytes(BackwardScratch(shape, cut, pairs));
+  RunTasks(num_threads_, kv_heads * pieces, workspace, scratch_bytes,
            [&](int64_t i, float* scratch) {
-             // The first keys are seen by the most queries.
-             AttentionBackwardTask task = whole(i % kv_heads);
-             task.kv_begin = i / kv_heads * plan.block;
-             task.kv_end = std::min(shape.kv_len, task.kv_begin + plan.block);
-             task.write_dq = false;
-             RunBackwardTask(args, task, pairs, scratch);
-           });
-  const int64_t heads = shape.batch * shape.num_heads;
-  RunTasks(num_threads_, heads * plan.num_blocks, workspace, scratch_bytes,
-           [&](int64_t i, float* scratch) {
-             const int64_t head = i % heads % shape.num_heads;
-             AttentionBackwardTask task =
-                 whole(i % heads / shape.num_heads * shape.num_kv_heads +
-                       head / group);
-             task.head_begin = head;
-             task.head_end = head + 1;
-             task.q_begin = (plan.num_blocks - 1 - i / heads) * plan.block;
-             task.q_end = std::min(shape.q_len, task.q_begin + plan.block);
-             task.kv_begin = FirstKeyTile(args, task.batch, task.q_begin);
-             task.kv_end = task.q_end;  // the last query's keys
-             task.write_dkv = false;
-             RunBackwardTask(args, task, pairs, scratch);
+             AttentionBackwardTask task;
+             task.batch = i % kv_heads / shape.num_kv_heads;
+             task.kv_head = i % kv_heads % shape.num_kv_heads;
+             task.begin = i / kv_heads * cut.tokens;
+             task.end = std::min(shape.q_len, task.begin + cut.tokens);
+             RunBackwardTask(args, cut, task, pairs, scratch);
            });
 }
 

@@ -37,16 +37,25 @@ struct AttentionForwardTask {
   int64_t batch = 0, head = 0, q_begin = 0, q_end = 0;
 };
 
-// One piece of the backward pass: the contribution of queries [q_begin, q_end)
-// of the heads [head_begin, head_end), which share one kv head, to their own
-// dq, and to dk and dv of keys [kv_begin, kv_end). dq is complete only if these
-// are all keys that the queries see, dk and dv only if these are all queries
-// that see the keys. kv_begin is a multiple of kKeyTile, so tiles do not depend
-// on how the pass is cut.
+// How the backward pass is cut. Tiles, and the order in which they are summed,
+// do not depend on it.
+struct BackwardCut {
+  // Tokens of a task, which sums their dk and dv in fp32: all of a head, or a
+  // multiple of `keys` and of `queries`.
+  int64_t tokens = 0;
+  // What a task holds at once. All queries that it holds share the keys and
+  // values that it loads.
+  int64_t keys = 0, queries = 0;
+  // The task that sums a query's dq: that of the query's own token, so that
+  // tasks take similar times; or, if true, that of the tokens before if the
+  // query sees more keys there, so that fewer scores are computed twice.
+  bool most_keys = false;
+};
+
+// One piece of the backward pass: dk and dv of tokens [begin, end) of one kv
+// head, and dq of some queries in the heads that share it.
 struct AttentionBackwardTask {
-  int64_t batch = 0, head_begin = 0, head_end = 0;
-  int64_t q_begin = 0, q_end = 0, kv_begin = 0, kv_end = 0;
-  bool write_dq = true, write_dkv = true;
+  int64_t batch = 0, kv_head = 0, begin = 0, end = 0;
 };
 
 // The first key that query `q` of row `b` sees; no query after it sees an
@@ -66,14 +75,19 @@ int64_t FirstKeyTile(const Args& args, int64_t b, int64_t q) {
 // as pairs; a single query, as in generation, never is.
 int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries,
                        bool pairs);
-int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys,
+int64_t BackwardScratch(const AttentionShape& shape, const BackwardCut& cut,
+                        bool pairs);
+
+// The cut for `num_threads`, whose tasks take at most
+// MatmulCache::kThreadBytes of scratch if heads are at most 256 wide.
+BackwardCut CutBackward(const AttentionShape& shape, int num_threads,
                         bool pairs);
 
 // Runs one task on the calling thread. scratch: 64-byte aligned.
 void RunForwardTask(const AttentionForwardArgs& args,
                     const AttentionForwardTask& task, bool pairs,
                     float* scratch);
-void RunBackwardTask(const AttentionBackwardArgs& args,
+void RunBackwardTask(const AttentionBackwardArgs& args, const BackwardCut& cut,
                      const AttentionBackwardTask& task, bool pairs,
                      float* scratch);
 

@@ -251,6 +251,17 @@ struct ForwardMemory {
   }
 };
 
+// Calls fn(first query, number, state) for all tiles of queries [begin, end),
+// whose states are in `states`, one after the other.
+template <class Memory, class Fn>
+HWY_INLINE void ForEachQueryTile(ScratchAllocator states, int64_t d,
+                                 int64_t begin, int64_t end, const Fn& fn) {
+  for (int64_t q = begin; q < end; q += kQueryTile) {
+    const typename Memory::State state(states, d);
+    fn(q, std::min(kQueryTile, end - q), state);
+  }
+}
+
 // Writes the rows of panel^T, [D, kQueryTile], to a head. `rows`: scratch.
 template <class T>
 HWY_INLINE void StoreTransposed(const float* panel, int64_t num, int64_t d,
@@ -277,20 +288,16 @@ void ForwardTask(const AttentionForwardArgs& args,
   ScratchAllocator allocator(scratch);
   ForwardMemory<Tiles> memory(allocator, d, task.q_end - task.q_begin);
   const auto& weights = memory.weights;
-  // Calls fn(first query, number, state) for all tiles of queries.
   const auto for_each_tile = [&](const auto& fn) {
-    ScratchAllocator states = memory.states;
-    for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
-      typename ForwardMemory<Tiles>::State state(states, d);
-      fn(q, std::min(kQueryTile, task.q_end - q), state);
-    }
+    ForEachQueryTile<ForwardMemory<Tiles>>(memory.states, d, task.q_begin,
+                                           task.q_end, fn);
   };
   // If sequences begin within a tile, a query's first keys may be beyond the
   // first tile: its sums begin at 0.
   const bool packed = args.packed.positions != nullptr;
   const int64_t first_key = FirstKeyTile(args, b, task.q_begin);
 
-  for_each_tile([&](int64_t q, int64_t rows, auto& s) {
+  for_each_tile([&](int64_t q, int64_t rows, const auto& s) {
     s.queries.Load(Rows{args.q, b, task.head, q, rows, d}, shape.scale);
     FirstKeys(args, b, q, rows, s.starts);
     if (packed) std::fill(s.out, s.out + Tiles::Width(d) * kQueryTile, 0.0f);
@@ -305,7 +312,7 @@ void ForwardTask(const AttentionForwardArgs& args,
     const bool adds = packed || key > 0;
     memory.keys.Load(Rows{args.k, b, kv_head, key, tile_keys, d});
     memory.values.Load(Rows{args.v, b, kv_head, key, tile_keys, d});
-    for_each_tile([&](int64_t q, int64_t rows, auto& s) {
+    for_each_tile([&](int64_t q, int64_t rows, const auto& s) {
       const int64_t position = offset + q;
       const int64_t group =
           GroupSize<Tiles>(rows, position, key, tile_keys, s.starts);
@@ -330,7 +337,7 @@ void ForwardTask(const AttentionForwardArgs& args,
     });
   }
 
-  for_each_tile([&](int64_t q, int64_t rows, auto& s) {
+  for_each_tile([&](int64_t q, int64_t rows, const auto& s) {
     float* const inverse = memory.alpha;
     for (int64_t i = 0; i < rows; ++i) {
       inverse[i] = 1.0f / s.sum[i];
@@ -384,146 +391,200 @@ HWY_INLINE void SoftmaxBackward(const P& ps, const DS& dss, float scale,
 // The memory of a backward task. Without a base, it only counts.
 template <class Tiles>
 struct BackwardMemory {
+  // Of one tile of queries.
+  struct State {
+    typename Tiles::template Queries<kBothForms> queries, douts;
+    float* dqueries;     // [D, kQueryTile]
+    float *lse, *delta;  // [kQueryTile]
+    int32_t* starts;     // [kQueryTile] the first key each query sees
+
+    State(ScratchAllocator& allocator, int64_t d)
+        : queries(allocator, d),
+          douts(allocator, d),
+          dqueries(allocator.Take<float>(Tiles::Width(d) * kQueryTile)),
+          lse(allocator.Take<float>(kQueryTile)),
+          delta(allocator.Take<float>(kQueryTile)),
+          starts(allocator.Take<int32_t>(kQueryTile)) {}
+  };
+
   typename Tiles::template Keys<kBothForms> keys;
   typename Tiles::template Keys<kRowForm> values;
-  typename Tiles::template Queries<kBothForms> queries, douts;
   typename Tiles::template Weights<kRowForm> weights;
   typename Tiles::template Weights<kBothForms> dscores;
-  float *dkeys, *dvalues;  // [keys, PanelLd(d)]
-  float* dqueries;         // [D, kQueryTile]
+  int64_t panel_floats;
+  float *dkeys, *dvalues;  // [tokens, D], rows padded to whole vectors
   float* rows;             // [kQueryTile, PanelLd(d)]
-  float *lse, *delta;      // [kQueryTile]
-  int32_t* starts;         // [kQueryTile]
+  ScratchAllocator states;
 
-  BackwardMemory(ScratchAllocator& allocator, int64_t d, int64_t num_keys)
-      : keys(allocator, num_keys, d),
-        values(allocator, num_keys, d),
-        queries(allocator, d),
-        douts(allocator, d),
+  BackwardMemory(ScratchAllocator& allocator, int64_t d, const BackwardCut& cut)
+      : keys(allocator, cut.keys, d),
+        values(allocator, cut.keys, d),
         weights(allocator),
         dscores(allocator),
-        dkeys(allocator.Take<float>(PanelFloats(num_keys, d))),
-        dvalues(allocator.Take<float>(PanelFloats(num_keys, d))),
-        dqueries(allocator.Take<float>(Tiles::Width(d) * kQueryTile)),
+        panel_floats(RoundUp(cut.tokens, Tiles::kKeyStep) *
+                     RoundUp(d, kVector)),
+        dkeys(allocator.Take<float>(panel_floats)),
+        dvalues(allocator.Take<float>(panel_floats)),
         rows(allocator.Take<float>(kQueryTile * PanelLd(d))),
-        lse(allocator.Take<float>(kQueryTile)),
-        delta(allocator.Take<float>(kQueryTile)),
-        starts(allocator.Take<int32_t>(kQueryTile)) {}
-
-  static int64_t PanelFloats(int64_t num_keys, int64_t d) {
-    return RoundUp(num_keys, Tiles::kKeyStep) * PanelLd(d);
+        states(allocator) {
+    for (int64_t q = 0; q < cut.queries; q += kQueryTile) State(allocator, d);
   }
 };
 
+// Fills the state of the tile of queries [q, q + rows) of head h.
 template <class Tiles>
-void BackwardTask(const AttentionBackwardArgs& args,
+void LoadQueries(const AttentionBackwardArgs& args, int64_t b, int64_t h,
+                 int64_t q, int64_t rows,
+                 const typename BackwardMemory<Tiles>::State& s) {
+  using T = typename Tiles::Type;
+  const AttentionShape& shape = args.shape;
+  const int64_t d = shape.head_dim;
+  FirstKeys(args, b, q, rows, s.starts);
+  s.queries.Load(Rows{args.q, b, h, q, rows, d}, shape.scale);
+  s.douts.Load(Rows{args.dout, b, h, q, rows, d}, 1);
+  if (args.packed.positions != nullptr) {
+    std::fill(s.dqueries, s.dqueries + Tiles::Width(d) * kQueryTile, 0.0f);
+  }
+  // Lanes beyond the last query get p = e^(0 - inf) = 0.
+  std::fill(s.lse, s.lse + kQueryTile, std::numeric_limits<float>::infinity());
+  std::fill(s.delta, s.delta + kQueryTile, 0.0f);
+  const float* const lse =
+      args.lse + (b * shape.num_heads + h) * shape.q_len + q;
+  std::copy(lse, lse + rows, s.lse);
+  const T* dout_row = HeadRow<T>(args.dout, b, q, h, d);
+  ForEachRow<T>(Rows{args.out, b, h, q, rows, d},
+                [&](int64_t i, const T* out_row) ZERO_CPU_BODY {
+                  s.delta[i] = Dot(dout_row, out_row, d);
+                  dout_row += args.dout.token_stride;
+                });
+}
+
+// The first token of the task that sums dq of the block of queries at `begin`,
+// which see keys from `first` on.
+int64_t TaskOfQueries(const BackwardCut& cut, int64_t begin, int64_t first) {
+  const int64_t own = begin / cut.tokens * cut.tokens;
+  const int64_t before = std::max<int64_t>(own - cut.tokens, 0);
+  const int64_t seen_before = own - std::max(first, before);
+  const int64_t seen_own = begin + cut.queries - own;
+  return cut.most_keys && seen_before > seen_own ? before : own;
+}
+
+template <class Tiles>
+void BackwardTask(const AttentionBackwardArgs& args, const BackwardCut& cut,
                   const AttentionBackwardTask& task, float* scratch) {
   using T = typename Tiles::Type;
   const AttentionShape& shape = args.shape;
   const int64_t d = shape.head_dim;
-  const int64_t ld = PanelLd(d);
+  const int64_t ld = RoundUp(d, kVector);
   const int64_t b = task.batch;
-  const int64_t kv_head =
-      task.head_begin / (shape.num_heads / shape.num_kv_heads);
-  const int64_t num_keys = task.kv_end - task.kv_begin;
+  const int64_t kv_head = task.kv_head;
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  const int64_t num_tokens = task.end - task.begin;
   const bool packed = args.packed.positions != nullptr;
   const Tiles tiles;
   ScratchAllocator allocator(scratch);
-  BackwardMemory<Tiles> memory(allocator, d, num_keys);
-  const auto& [keys, values, queries, douts, weights, dscores, dkeys, dvalues,
-               dqueries, rows_scratch, lse, delta, starts] = memory;
+  BackwardMemory<Tiles> memory(allocator, d, cut);
+  const auto& [keys, values, weights, dscores, panel_floats, dkeys, dvalues,
+               rows_scratch, states] = memory;
+  std::fill(dkeys, dkeys + panel_floats, 0.0f);
+  std::fill(dvalues, dvalues + panel_floats, 0.0f);
 
-  memory.keys.Load(Rows{args.k, b, kv_head, task.kv_begin, num_keys, d});
-  memory.values.Load(Rows{args.v, b, kv_head, task.kv_begin, num_keys, d});
-  if (task.write_dkv) {
-    const int64_t floats = memory.PanelFloats(num_keys, d);
-    std::fill(dkeys, dkeys + floats, 0.0f);
-    std::fill(dvalues, dvalues + floats, 0.0f);
-  }
+  // Adds the tile of queries [q, q + rows) and keys from `key` on, of those
+  // [block, block_end) that are loaded.
+  const auto add_tile = [&](int64_t block, int64_t block_end, int64_t key,
+                            int64_t q, int64_t rows, bool own, const auto& s) {
+    const int64_t tile_keys =
+        std::min({kKeyTile, block_end - key, q + rows - key});
+    if (tile_keys <= 0 || key + tile_keys <= s.starts[0]) return;
+    const int64_t at = key - block;
+    const int64_t group = GroupSize<Tiles>(rows, q, key, tile_keys, s.starts);
+    for (int64_t i = 0; i < rows; i += group) {
+      const int64_t n = std::min(group, rows - i);
+      const int64_t last = std::min(tile_keys, q + i + n - key);
+      const KeyRange range =
+          KeysOf<Tiles>(std::min(s.starts[i] - key, last), last);
+      // Keys before the group's first sequence add nothing to dk and dv.
+      weights.Clear(range.begin, i, n);
+      dscores.Clear(range.begin, i, n);
+      const int64_t num = range.end - range.begin;
+      if (num <= 0) continue;
+      const int64_t columns = RoundUp(n, Tiles::kColumns);
+      tiles.Product(num, columns, d, keys.rows(at + range.begin),
+                    s.queries.columns(i), weights.scores(range.begin, i),
+                    kQueryTile, false);
+      tiles.Product(num, columns, d, values.rows(at + range.begin),
+                    s.douts.columns(i), dscores.scores(range.begin, i),
+                    kQueryTile, false);
+      SoftmaxBackward<Tiles>(weights, dscores, shape.scale, key, range.begin,
+                             num, i, n, q + i, s.starts + i, s.lse + i,
+                             s.delta + i);
+      if (own) {
+        tiles.Product(d, columns, num, keys.columns(at + range.begin),
+                      dscores.columns(range.begin, i), s.dqueries + i,
+                      kQueryTile, packed || key > 0);
+      }
+    }
+    if (key < task.begin || key >= task.end) return;
+    // All queries see the first keys; each further group of keys is seen by
+    // one group of queries fewer. Tiles begin at multiples of groups.
+    const int64_t full = std::clamp<int64_t>(q - key, 0, tile_keys);
+    for (int64_t j = 0, i = 0; j < tile_keys;) {
+      const int64_t m =
+          j == 0 && full > 0 ? full : std::min(Tiles::kGroup, tile_keys - j);
+      const int64_t panel = (key - task.begin + j) * ld;
+      tiles.Product(m, d, rows - i, weights.rows(j, i), s.douts.rows(i),
+                    dvalues + panel, ld, true);
+      tiles.Product(m, d, rows - i, dscores.rows(j, i), s.queries.rows(i),
+                    dkeys + panel, ld, true);
+      j += m;
+      i = j - full;
+    }
+  };
 
-  for (int64_t h = task.head_begin; h < task.head_end; ++h) {
-    for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
-      const int64_t rows = std::min(kQueryTile, task.q_end - q);
-      // Query i sees keys up to i: training has as many queries as keys.
-      if (q + rows <= task.kv_begin) continue;
-      FirstKeys(args, b, q, rows, starts);
-      if (starts[0] >= task.kv_end) break;  // the keys' sequences are over
-      if (packed && task.write_dq) {
-        std::fill(dqueries, dqueries + Tiles::Width(d) * kQueryTile, 0.0f);
-      }
-      memory.queries.Load(Rows{args.q, b, h, q, rows, d}, shape.scale);
-      memory.douts.Load(Rows{args.dout, b, h, q, rows, d}, 1);
-      // Lanes beyond the last query get p = e^(0 - inf) = 0.
-      std::fill(lse, lse + kQueryTile, std::numeric_limits<float>::infinity());
-      std::fill(delta, delta + kQueryTile, 0.0f);
-      const float* const tile_lse =
-          args.lse + (b * shape.num_heads + h) * shape.q_len + q;
-      std::copy(tile_lse, tile_lse + rows, lse);
-      const T* dout_row = HeadRow<T>(args.dout, b, q, h, d);
-      ForEachRow<T>(Rows{args.out, b, h, q, rows, d},
-                    [&](int64_t i, const T* out_row) ZERO_CPU_BODY {
-                      delta[i] = Dot(dout_row, out_row, d);
-                      dout_row += args.dout.token_stride;
-                    });
-      for (int64_t key = task.kv_begin; key < task.kv_end; key += kKeyTile) {
-        const int64_t tile_keys =
-            std::min({kKeyTile, task.kv_end - key, q + rows - key});
-        if (tile_keys <= 0) break;
-        if (key + tile_keys <= starts[0]) continue;
-        const int64_t at = key - task.kv_begin;
-        const int64_t group = GroupSize<Tiles>(rows, q, key, tile_keys, starts);
-        for (int64_t i = 0; i < rows; i += group) {
-          const int64_t n = std::min(group, rows - i);
-          const int64_t last = std::min(tile_keys, q + i + n - key);
-          const KeyRange range =
-              KeysOf<Tiles>(std::min(starts[i] - key, last), last);
-          // Keys before the group's first sequence add nothing to dk and dv.
-          weights.Clear(range.begin, i, n);
-          dscores.Clear(range.begin, i, n);
-          const int64_t num = range.end - range.begin;
-          if (num <= 0) continue;
-          const int64_t columns = RoundUp(n, Tiles::kColumns);
-          tiles.Product(num, columns, d, keys.rows(at + range.begin),
-                        queries.columns(i), weights.scores(range.begin, i),
-                        kQueryTile, false);
-          tiles.Product(num, columns, d, values.rows(at + range.begin),
-                        douts.columns(i), dscores.scores(range.begin, i),
-                        kQueryTile, false);
-          SoftmaxBackward<Tiles>(weights, dscores, shape.scale, key,
-                                 range.begin, num, i, n, q + i, starts + i,
-                                 lse + i, delta + i);
-          if (task.write_dq) {
-            tiles.Product(d, columns, num, keys.columns(at + range.begin),
-                          dscores.columns(range.begin, i), dqueries + i,
-                          kQueryTile, packed || key > task.kv_begin);
-          }
+  int64_t loaded = -1;  // the first key of the panels
+  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    for (int64_t begin = task.begin; begin < shape.q_len;
+         begin += cut.queries) {
+      const int64_t end = std::min(shape.q_len, begin + cut.queries);
+      // Queries whose dq the task sums go through all keys that they see,
+      // others through the task's. Query i sees keys up to i: training has as
+      // many queries as keys.
+      const int64_t first = FirstKey(args, b, begin) / cut.keys * cut.keys;
+      const bool own = TaskOfQueries(cut, begin, first) == task.begin;
+      const int64_t key_begin = own ? first : std::max(first, task.begin);
+      const int64_t key_end = own ? end : std::min(end, task.end);
+      if (key_begin >= key_end) break;  // the keys' sequences are over
+      const auto for_each_tile = [&](const auto& fn) {
+        ForEachQueryTile<BackwardMemory<Tiles>>(states, d, begin, end, fn);
+      };
+      for_each_tile([&](int64_t q, int64_t rows, const auto& s) {
+        LoadQueries<Tiles>(args, b, h, q, rows, s);
+      });
+      for (int64_t block = key_begin; block < key_end; block += cut.keys) {
+        const int64_t block_end = std::min(shape.kv_len, block + cut.keys);
+        if (block != loaded) {
+          const int64_t num = block_end - block;
+          keys.Load(Rows{args.k, b, kv_head, block, num, d});
+          values.Load(Rows{args.v, b, kv_head, block, num, d});
+          loaded = block;
         }
-        if (!task.write_dkv) continue;
-        // All queries see the first keys; each further group of keys is seen by
-        // one group of queries fewer. Tiles begin at multiples of groups.
-        const int64_t full = std::clamp<int64_t>(q - key, 0, tile_keys);
-        for (int64_t j = 0, i = 0; j < tile_keys;) {
-          const int64_t m = j == 0 && full > 0
-                                ? full
-                                : std::min(Tiles::kGroup, tile_keys - j);
-          const int64_t panel = (at + j) * ld;
-          tiles.Product(m, d, rows - i, weights.rows(j, i), douts.rows(i),
-                        dvalues + panel, ld, true);
-          tiles.Product(m, d, rows - i, dscores.rows(j, i), queries.rows(i),
-                        dkeys + panel, ld, true);
-          j += m;
-          i = j - full;
+        for (int64_t key = block; key < std::min(block_end, end);
+             key += kKeyTile) {
+          for_each_tile([&](int64_t q, int64_t rows, const auto& s) {
+            add_tile(block, block_end, key, q, rows, own, s);
+          });
         }
       }
-      if (!task.write_dq) continue;
-      StoreTransposed<T>(dqueries, rows, d, shape.scale, rows_scratch, args.dq,
-                         b, h, q);
+      if (!own) continue;
+      for_each_tile([&](int64_t q, int64_t rows, const auto& s) {
+        StoreTransposed<T>(s.dqueries, rows, d, shape.scale, rows_scratch,
+                           args.dq, b, h, q);
+      });
     }
   }
 
-  if (!task.write_dkv) return;
-  for (int64_t j = 0; j < num_keys; ++j) {
-    const int64_t t = task.kv_begin + j;
+  for (int64_t j = 0; j < num_tokens; ++j) {
+    const int64_t t = task.begin + j;
     ScaleSpan(dkeys + j * ld, d, Tiles::kScalesQueries ? 1.0f : shape.scale,
               HeadRow<T>(args.dk, b, t, kv_head, d));
     ScaleSpan(dvalues + j * ld, d, 1.0f, HeadRow<T>(args.dv, b, t, kv_head, d));
@@ -550,11 +611,12 @@ void RunForwardTask(const AttentionForwardArgs& args,
   WithTiles(args.shape, pairs,
             [&]<class Tiles>() { ForwardTask<Tiles>(args, task, scratch); });
 }
-void RunBackwardTask(const AttentionBackwardArgs& args,
+void RunBackwardTask(const AttentionBackwardArgs& args, const BackwardCut& cut,
                      const AttentionBackwardTask& task, bool pairs,
                      float* scratch) {
-  WithTiles(args.shape, pairs,
-            [&]<class Tiles>() { BackwardTask<Tiles>(args, task, scratch); });
+  WithTiles(args.shape, pairs, [&]<class Tiles>() {
+    BackwardTask<Tiles>(args, cut, task, scratch);
+  });
 }
 
 }  // namespace zero::cpu::HWY_NAMESPACE
@@ -571,10 +633,10 @@ void RunForwardTask(const AttentionForwardArgs& args,
                     float* scratch) {
   HWY_DYNAMIC_DISPATCH(RunForwardTask)(args, task, pairs, scratch);
 }
-void RunBackwardTask(const AttentionBackwardArgs& args,
+void RunBackwardTask(const AttentionBackwardArgs& args, const BackwardCut& cut,
                      const AttentionBackwardTask& task, bool pairs,
                      float* scratch) {
-  HWY_DYNAMIC_DISPATCH(RunBackwardTask)(args, task, pairs, scratch);
+  HWY_DYNAMIC_DISPATCH(RunBackwardTask)(args, cut, task, pairs, scratch);
 }
 
 // Padding is the same on every target, and so is the memory of a task.
@@ -586,11 +648,11 @@ int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries,
   });
   return allocator.floats();
 }
-int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys,
+int64_t BackwardScratch(const AttentionShape& shape, const BackwardCut& cut,
                         bool pairs) {
   HWY_NAMESPACE::ScratchAllocator allocator(nullptr);
   HWY_NAMESPACE::WithTiles(shape, pairs, [&]<class Tiles>() {
-    HWY_NAMESPACE::BackwardMemory<Tiles>(allocator, shape.head_dim, num_keys);
+    HWY_NAMESPACE::BackwardMemory<Tiles>(allocator, shape.head_dim, cut);
   });
   return allocator.floats();
 }

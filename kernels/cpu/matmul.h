@@ -34,7 +34,7 @@ bool HasFastBf16();
 
 class MatmulCache {
  public:
-  // The most workspace that one thread of a product takes.
+  // The most workspace that one thread of a product, or of attention, takes.
   static constexpr size_t kThreadBytes = size_t{4} << 20;
 
   MatmulCache(int num_threads, LowPrecision low_precision);

@@ -1,11 +1,18 @@
 // Properties of attention on the CPU only, and of the reference itself.
-#include "tests/kernels/attention_problem.h"
+#include "kernels/cpu/attention.h"
+#include "tests/kernels/attention_checks.h"
 
 namespace zero {
 namespace {
 
-void ExpectSameBitsHoweverItIsCut(DType dtype, const Lengths& lengths) {
-  const AttentionTestShape s{1, 2, 1, 600, 600, 24};
+// One kv head that the backward pass of one thread cuts, too: dk and dv of 512
+// tokens are as much as its scratch holds, with 256 keys.
+constexpr AttentionTestShape kSeveralTasks{1, 2, 1, 800, 800, 352};
+// Sequences within a task's tokens, across two tasks', and within a block.
+const Lengths kAcrossTasks = {90, 600, 110};
+
+void ExpectSameBitsHoweverItIsCut(const AttentionTestShape& s, DType dtype,
+                                  const Lengths& lengths) {
   AttentionProblem whole(s, dtype), cut(s, dtype);
   for (AttentionProblem* p : {&whole, &cut}) {
     if (!lengths.empty()) p->Pack(lengths);
@@ -21,13 +28,35 @@ void ExpectSameBitsHoweverItIsCut(DType dtype, const Lengths& lengths) {
   EXPECT_TRUE(whole.dv.SameElements(cut.dv));
 }
 
-// With fewer kv heads than threads the backward pass is cut by keys and by
-// queries; with as many, by heads. A tile's work is the same either way.
+// With fewer kv heads than threads the backward pass is cut into blocks of
+// tokens; with as many, by heads, and by what fits into a task's scratch. A
+// tile's work is the same either way.
 TEST(AttentionCpuTest, BackwardHasTheSameBitsHoweverItIsCut) {
+  constexpr AttentionTestShape kOneTask{1, 2, 1, 600, 600, 24};
+  // In fp32, a task's scratch has room for all dk and dv but not for all keys.
+  constexpr AttentionTestShape kBlocksOfKeys{1, 2, 1, 900, 900, 256};
   for (const DType dtype : kFloatTypes) {
-    ExpectSameBitsHoweverItIsCut(dtype, {});
-    ExpectSameBitsHoweverItIsCut(dtype, {130, 1, 260, 209});
+    ExpectSameBitsHoweverItIsCut(kOneTask, dtype, {});
+    ExpectSameBitsHoweverItIsCut(kOneTask, dtype, {130, 1, 260, 209});
+    ExpectSameBitsHoweverItIsCut(kBlocksOfKeys, dtype, {});
+    ExpectSameBitsHoweverItIsCut(kSeveralTasks, dtype, {});
+    ExpectSameBitsHoweverItIsCut(kSeveralTasks, dtype, kAcrossTasks);
   }
+}
+
+TEST(AttentionCpuTest, BackwardOfAHeadInSeveralTasksIsTheGradientOfFloat64) {
+  OnPath([](const Path& path) {
+    const auto check = [&](DType dtype, const Lengths& lengths) {
+      BackwardCase c(ForwardCase(kSeveralTasks, dtype, lengths));
+      const bool pairs = path.attention_in_bf16 && dtype == DType::kBF16;
+      const cpu::BackwardCut cut = cpu::CutBackward(c.p.shape(), 1, pairs);
+      EXPECT_EQ(cut.tokens, 512);
+      EXPECT_EQ(cut.keys, 256);
+      c.Run(path);
+    };
+    check(DType::kF32, {});
+    check(DType::kBF16, kAcrossTasks);
+  });
 }
 
 // The reference's own gradients, by central differences of its own output.

@@ -1,10 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/device.h"
 #include "kernels/cpu/matmul.h"
 #include "models/catalog.h"
 #include "models/registry.h"
@@ -141,6 +145,59 @@ TEST(PresetsTest, AProductTakesAtMostFourMiBOfScratchPerThread) {
             const Matrix dw = matrix(grad, n, k);
             EXPECT_LE(cache.WorkspaceBytes({y, true, x, false, dw}), limit);
           }
+        }
+      }
+    }
+  }
+}
+
+// Heads of the presets: queries', keys', width.
+std::set<std::tuple<int64_t, int64_t, int64_t>> HeadShapes() {
+  std::set<std::tuple<int64_t, int64_t, int64_t>> shapes;
+  for (const ModelPreset& preset : ModelPresets()) {
+    const ModelConfig& c = preset.config;
+    shapes.insert({c.num_attention_heads, c.num_key_value_heads, c.head_dim});
+  }
+  return shapes;
+}
+
+// Only sizes: nothing is read.
+TEST(PresetsTest, AttentionTakesAtMostFourMiBOfScratchPerThread) {
+  constexpr size_t kLimit = cpu::MatmulCache::kThreadBytes;
+  int64_t longest = 0;
+  for (const ModelPreset& preset : ModelPresets()) {
+    longest = std::max(longest, preset.config.max_position_embeddings);
+  }
+  EXPECT_GE(longest, 131072);
+  for (int threads : {1, 2, 16, 64}) {
+    cpu::CpuDevice::Options options;
+    options.num_threads = threads;
+    options.low_precision = cpu::LowPrecision::kNative;
+    cpu::CpuDevice device(options);
+    for (const auto& [heads, kv_heads, width] : HeadShapes()) {
+      for (int64_t length : {int64_t{256}, int64_t{2048}, int64_t{8192},
+                             int64_t{32768}, longest}) {
+        for (int64_t batch : {1, 64}) {  // few and many heads for the threads
+          SCOPED_TRACE(testing::Message()
+                       << heads << " and " << kv_heads << " heads of " << width
+                       << ", " << batch << " x " << length << " tokens, "
+                       << threads << " threads");
+          AttentionShape shape{DType::kF32, batch,    length, length,
+                               heads,       kv_heads, width,  1};
+          for (DType dtype : {DType::kF32, DType::kBF16}) {
+            shape.dtype = dtype;
+            AttentionForwardArgs forward;
+            forward.shape = shape;
+            AttentionBackwardArgs backward;
+            backward.shape = shape;
+            EXPECT_LE(device.ops().AttentionForwardWorkspaceBytes(forward),
+                      threads * kLimit);
+            EXPECT_LE(device.ops().AttentionBackwardWorkspaceBytes(backward),
+                      threads * kLimit);
+          }
+          // Pairs of bf16, whether or not this CPU multiplies them.
+          const cpu::BackwardCut cut = cpu::CutBackward(shape, threads, true);
+          EXPECT_LE(cpu::BackwardScratch(shape, cut, true) * 4, kLimit);
         }
       }
     }
