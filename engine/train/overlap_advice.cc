@@ -55,13 +55,12 @@ std::vector<Rule> RulesFor(const Config& config,
       {Channel::kGather,
        zero.stage == 3 && zero.stage3_prefetch_bucket_size == 0,
        "leave zero_optimization.stage3_prefetch_bucket_size out"},
-      {Channel::kGather,
-       zero.stage == 3 && situation.gathers > situation.fewest_gathers,
+      {Channel::kGather, zero.stage == 3 && situation.gathers > 1,
        absl::StrFormat(
            "raise zero_optimization.stage3_max_live_parameters (units stay for "
-           "their next use: down to %.3g gathers per step instead of %.3g, "
-           "more memory)",
-           situation.fewest_gathers, situation.gathers)},
+           "their next use: down to one gather per step instead of %.3g, more "
+           "memory)",
+           situation.gathers)},
       {Channel::kGather,
        zero.stage == 3 && micro_steps > 1 && situation.gathers > 1,
        absl::StrFormat("set zero_optimization.stage to 2 (gathers once per "
@@ -110,8 +109,8 @@ std::string OverlapAdvice(const Config& config,
   const WaitTimes& waited = situation.waited;
   if (situation.link.empty() && situation.ranks > situation.cores) {
     return absl::StrFormat(
-        "run at most %d ranks: %d ranks on %d cores wait for each other",
-        situation.cores, situation.ranks, situation.cores);
+        "run no more ranks than there are cores: %d on %d wait for each other",
+        situation.ranks, situation.cores);
   }
   const Channel channel = waited.longest();
   std::vector<std::string> advice;

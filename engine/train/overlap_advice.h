@@ -18,10 +18,9 @@ struct OverlapSituation {
   int ranks = 1;
   int cores = 1;     // that compute for the ranks; with GPUs one each
   std::string link;  // the simulated link; empty: none
-  // How often a step gathers the parameters (fractional if some units stay in
-  // place), and how often if all units could stay.
+  // How often a step gathers the parameters, by bytes: 1 if all units stay in
+  // place.
   double gathers = 0;
-  double fewest_gathers = 0;
 };
 
 // A run's longest wait, its share of all waiting, and the two settings that

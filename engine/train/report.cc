@@ -97,24 +97,16 @@ Json ToJson(const Straggler& straggler) {
 
 // Counts how often a step gathers the parameters.
 void CountGathers(const Session& session, RunSummary* summary) {
-  const Config& config = session.config();
   const Executor& executor = session.executor();
   const Plan& plan = executor.plan();
   if (plan.placement.parameters != Placement::kSharded) return;
-  const int64_t micro_steps = config.gradient_accumulation_steps;
   double once = 0;
   for (const PlannedUnit& unit : plan.units) {
     for (const Transfer& transfer : unit.gather) {
       once += transfer.BytesOf(/*rank=*/0).sent;
     }
   }
-  ScheduleOptions all_stay =
-      MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0)
-          .schedule_options(micro_steps);
-  all_stay.gather.max_live_elems = INT64_MAX;
   summary->gathers = CountWire(plan, executor.schedule()).gathered / once;
-  summary->fewest_gathers =
-      CountWire(plan, MakeSchedule(plan, all_stay)).gathered / once;
 }
 
 // The value of `communication` in metrics.jsonl.

@@ -36,10 +36,9 @@ struct RunSummary {
   int64_t validation_step = -1;  // after this many steps; -1: not evaluated
   std::string parameters_hash;
   std::string wire;  // bytes of a step against the formula
-  // How often a step gathers the parameters, and how often without
-  // stage3_max_live_parameters. 0: parameters are not sharded.
+  // How often a step gathers the parameters, by bytes: 1 if all units stay in
+  // place. 0: parameters are not sharded.
   double gathers = 0;
-  double fewest_gathers = 0;
   double peak_bytes = 0;            // of all ranks' memory together,
   double host_bytes = 0;            // and of that the hosts' part
   double process_peak_bytes = 0;    // on the CPU: of those in rank 0's process

@@ -109,14 +109,12 @@ void PrintSummary(const RunSummary& summary, const Config& config,
     rows.push_back({"exposed communication", text});
     if (exposed > kExposedShareWorthAWord) {
       const int cores = run.device == "cpu" ? AllowedCores() : ranks;
-      rows.push_back(
-          {"to hide more of it",
-           OverlapAdvice(config, {.waited = summary.waited,
-                                  .ranks = ranks,
-                                  .cores = cores,
-                                  .link = link,
-                                  .gathers = summary.gathers,
-                                  .fewest_gathers = summary.fewest_gathers})});
+      rows.push_back({"to hide more of it",
+                      OverlapAdvice(config, {.waited = summary.waited,
+                                             .ranks = ranks,
+                                             .cores = cores,
+                                             .link = link,
+                                             .gathers = summary.gathers})});
     }
   }
   for (const Straggler& one : summary.stragglers) {
