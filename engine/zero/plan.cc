@@ -337,7 +337,8 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
 void ChooseLookups(const PlanOptions& options, Plan* plan) {
   using Kind = Transfer::Kind;
   const int64_t ranks = plan->shard.size;
-  if (!plan->shards_parameters() || ranks == 1) return;
+  const int64_t tokens = ranks * options.micro_tokens;
+  if (!plan->shards_parameters() || ranks == 1 || tokens == 0) return;
   const auto sent = [&](Kind kind, int64_t elems, const Codec& codec) {
     return Transfer{kind, plan->owners, elems, codec}.BytesOf(0).sent;
   };
@@ -346,8 +347,7 @@ void ChooseLookups(const PlanOptions& options, Plan* plan) {
     PlannedUnit& table = plan->units[t];
     const ParameterSpec& spec = table.parameters[0].spec;
     const int64_t rows = spec.shape[0], width = spec.shape[1];
-    const int64_t tokens = ranks * options.micro_tokens;
-    if (!spec.looked_up || tokens == 0 || plan->FetchesParameters(t) ||
+    if (!spec.looked_up || plan->FetchesParameters(t) ||
         sent(Kind::kGather, tokens, {DType::kI32}) +
                 sent(Kind::kSum, tokens * width, plan->parameters) >=
             sent(Kind::kGather, rows * width, plan->parameters)) {

@@ -193,23 +193,23 @@ class Builder {
                : used_elems_[k] - used_elems_[i + 1] < policy_.prefetch_elems;
   }
 
-  // The tables that a computation reads by rows.
-  std::vector<int> LookedUpBy(const Action& action) const {
-    std::vector<int> tables;
-    for (int t = plan_.num_computing; t < static_cast<int>(units_.size());
-         ++t) {
-      if (action.kind == ActionKind::kForward &&
-          plan_.units[t].owner == action.index && plan_.LooksUpRows(t)) {
-        tables.push_back(t);
-      }
-    }
-    return tables;
-  }
-
   // Whether a computation is of the model's first unit, which looks tokens up.
   bool IsLookup(const Action& action) const {
     return action.kind == ActionKind::kForward &&
            plan_.units[action.index].model_unit == 0;
+  }
+
+  // The tables that a computation reads by rows.
+  std::vector<int> LookedUpBy(const Action& action) const {
+    std::vector<int> tables;
+    if (!IsLookup(action)) return tables;
+    for (int t = plan_.num_computing; t < static_cast<int>(units_.size());
+         ++t) {
+      if (plan_.units[t].owner == action.index && plan_.LooksUpRows(t)) {
+        tables.push_back(t);
+      }
+    }
+    return tables;
   }
 
   // If computation `of` is a micro-step's first, loads its batch and looks the

@@ -159,27 +159,27 @@ HostTraffic CountHostTraffic(const Plan& plan,
                              const std::vector<Action>& actions, int64_t rank,
                              DType param_dtype, DType grad_dtype);
 
-// The closed formulas per placement, of Rajbhandari et al. 2020 (section 7): k
-// = (shards - 1) / shards, Psi = padded elements, for gradients and updates
+// The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
+// k = (shards - 1) / shards, Psi = padded elements, for gradients and updates
 // without frozen parameters, G = micro_steps. Across the groups, once per step:
 // 2 (groups - 1) / groups * Psi / shards. If a table is exchanged by rows, a
 // rank also sends its tokens and their rows to all others, and Psi of gradients
 // counts the table only if a head shares it. If it is looked up by rows, a rank
 // sends each micro-step's tokens, and their rows, instead of its shard of the
 // table. Frozen units before the first trained one are gathered only for
-// forward. A server sends (world - 1) times the parameters and receives (world
-// - 1) times the gradients; a worker sends its gradients and receives the
-// parameters. Around a ring 16-bit gradients travel in fp32 from the second hop
-// on. If parameters are sharded, a table in parts that the head shares is
+// forward. A server sends (world - 1) times the parameters and receives as many
+// times the gradients; a worker sends its gradients and receives the
+// parameters. Around a ring 16-bit sums travel in fp32 from the second hop on.
+// If parameters are sharded, a table in parts that the head shares is
 // gathered for the head twice per micro-step, for the lookup if that is not by
 // rows, and once more if the head's share of the gradient waits for the
 // lookup's. There the schedule may differ by units that stay in place, or that
 // are gathered again when borrowed.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 
-// The part of FormulaWire that is not in the paper: tokens, and rows of a
-// table, looked up instead of gathered, and of its gradient, exchanged instead
-// of reduced. Equal on all ranks.
+// The part of FormulaWire that is not in the paper: tokens, with the rows of a
+// table that are looked up instead of gathered, and with those of its gradient
+// that are exchanged instead of reduced. Equal on all ranks.
 StepWire RowsWire(const Plan& plan, int64_t micro_steps);
 
 // Bytes that a rank sends for the few numbers that all ranks gather in a step:
