@@ -1032,9 +1032,9 @@ absl::Span<char> Executor::UnusedMemory() {
 StateAccess& Executor::states() {
   FinishUpdates().IgnoreError();  // it stays the rank's
   runner_->Leave();
-  // This thread now owns their places.
-  for (const StreamRole role :
-       {StreamRole::kHost, StreamRole::kRead, StreamRole::kWrite}) {
+  // This thread now owns their places, from which uploads also read.
+  for (const StreamRole role : {StreamRole::kHost, StreamRole::kRead,
+                                StreamRole::kWrite, StreamRole::kUp}) {
     if (Stream* const stream = StreamFor(role)) stream->Synchronize();
   }
   return *access_;
