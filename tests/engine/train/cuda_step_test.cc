@@ -2,7 +2,10 @@
 // plan, schedule and executor, other streams and kernels.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 
 #include "absl/types/optional.h"
@@ -149,6 +152,51 @@ TEST(CudaStepTest, OffloadTakesTheSteps) {
           }
         }
       }
+    }
+  }
+}
+
+// Parameters are read and a batch is evaluated after every step, as by a
+// checkpoint and a validation: each sees all of the step, which may still be on
+// its way to the GPU or to a disk, and changes nothing for the next.
+TEST(CudaStepTest, WhatIsReadBetweenStepsIsTheLastUpdate) {
+  const TempDir folder;
+  const TokenBatch batch = GlobalBatch(2, /*step=*/9);
+  for (const int world : {1, 2}) {
+    Job job = JobOf(ModelFamily::kLlama, DType::kF32);
+    job.world = world;
+    job.options.swap.path = folder.path();
+    job.options = AtStage(job.options, 3);
+    std::mutex mutex;
+    std::map<Floats, std::set<double>> read;  // parameters, and their losses
+    job.between = [&](Rig& rig) {
+      const Floats parameters = rig.ReadAll();
+      const absl::StatusOr<double> loss = rig->EvalLossSum(batch.All());
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      EXPECT_EQ(rig.ReadAll(), parameters);
+      const std::lock_guard<std::mutex> lock(mutex);
+      read[parameters].insert(*loss);
+    };
+    absl::optional<Outcome> outcome;
+    std::map<Floats, std::set<double>> first;
+    for (const StateHomes& homes : {StateHomes{.optimizer = Home::kHost},
+                                    StateHomes{Home::kHost, Home::kHost},
+                                    StateHomes{.optimizer = Home::kNvme},
+                                    StateHomes{Home::kNvme, Home::kNvme}}) {
+      SCOPED_TRACE(testing::Message()
+                   << world << " ranks, parameters in "
+                   << static_cast<int>(homes.parameters) << ", optimizer in "
+                   << static_cast<int>(homes.optimizer));
+      job.options.plan.homes = homes;
+      read.clear();
+      const Outcome got = Train(job, Gpu);
+      EXPECT_EQ(read.size(), static_cast<size_t>(job.steps));
+      if (!outcome.has_value()) {
+        outcome = got;
+        first = read;
+      }
+      EXPECT_EQ(got, *outcome);
+      EXPECT_EQ(read, first);
     }
   }
 }
