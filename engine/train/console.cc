@@ -9,6 +9,11 @@
 #include "absl/strings/str_join.h"
 
 namespace zero {
+namespace {
+
+constexpr double kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
+
+}  // namespace
 
 void Console::EndProgress() {
   if (in_progress_) std::fputc('\n', out_);
@@ -77,12 +82,15 @@ std::string HumanCount(double count) {
 }
 
 std::string HumanBytes(double bytes) {
-  constexpr double kMiB = 1024.0 * 1024.0;
-  if (bytes >= 1024 * kMiB) {
-    return absl::StrFormat("%.2f GiB", bytes / (1024 * kMiB));
-  }
+  if (bytes >= kGiB) return absl::StrFormat("%.2f GiB", bytes / kGiB);
   if (bytes >= kMiB) return absl::StrFormat("%.1f MiB", bytes / kMiB);
-  return absl::StrFormat("%.1f KiB", bytes / 1024);
+  return absl::StrFormat("%.1f KiB", bytes / kKiB);
+}
+
+std::string HumanBytesUp(double bytes) {
+  const double unit = bytes >= kGiB ? kGiB : bytes >= kMiB ? kMiB : kKiB;
+  const double parts = bytes >= kGiB ? 100 : 10;
+  return HumanBytes(std::ceil(bytes / unit * parts) / parts * unit);
 }
 
 std::string PartsText(const MemoryLedger::NamedBytes& parts) {

@@ -48,6 +48,8 @@ std::string Printable(absl::string_view text);
 std::string HumanCount(double count);
 // "512.0 MiB", "1.95 GiB".
 std::string HumanBytes(double bytes);
+// The same, rounded up: what is printed is enough.
+std::string HumanBytesUp(double bytes);
 // "parameters 512.0 MiB, activations 1.20 GiB".
 std::string PartsText(const MemoryLedger::NamedBytes& parts);
 // "1.95 GiB at peak: parameters 512.0 MiB, ...": the split at the peak.

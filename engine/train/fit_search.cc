@@ -12,6 +12,7 @@
 #include "engine/base/status.h"
 #include "engine/train/console.h"
 #include "engine/train/memory_fit.h"
+#include "kernels/check.h"
 
 namespace zero {
 namespace {
@@ -198,6 +199,13 @@ absl::StatusOr<FitProposal> FitSearch::Price(FitSettings settings) {
   return priced;
 }
 
+FitSearch::Shortage FitSearch::Short(const FitProposal& needs,
+                                     const FitLimits& limits) const {
+  return {.disk = needs.disk_bytes > limits.disk,
+          .device = needs.peak_bytes > limits.device,
+          .host = !rank_.one_memory() && needs.host_bytes > limits.host};
+}
+
 // Appends the one with the config's micro-batch, which may take less for the
 // same price, and the one with the largest, of those that fit. With one
 // micro-step there is no sum of gradients during backward, so it may take less
@@ -213,11 +221,8 @@ void FitSearch::Try(FitSettings settings, const FitLimits& limits,
       const absl::StatusOr<FitProposal> price = Price(settings);
       if (!price.ok()) return false;  // more tokens than kernels take
       priced = *price;
-      if (priced.peak_bytes <= limits.device &&
-          priced.disk_bytes <= limits.disk &&
-          (rank_.one_memory() || priced.host_bytes <= limits.host)) {
-        return true;
-      }
+      if (Short(priced, limits).none()) return true;
+      too_large_.push_back(priced);
     }
     return false;
   };
@@ -293,7 +298,7 @@ absl::StatusOr<std::vector<FitProposal>> FitSearch::Propose(
   // A disk is slow, and excludes other orders of updates.
   if (found.empty() && config_.zero_optimization.may_use_disk()) {
     // Checked early: a model without room has many units.
-    ZERO_ASSIGN_OR_RETURN(const FitProposal least, Least());
+    ZERO_ASSIGN_OR_RETURN(const FitProposal least, Price(SmallestSettings()));
     if (least.host_gradient_bytes <=
         (rank_.one_memory() ? limits.device : limits.host)) {
       found = FindFits(limits, /*on_disk=*/true);
@@ -317,28 +322,37 @@ absl::StatusOr<std::vector<FitProposal>> FitSearch::Propose(
   return worthwhile;
 }
 
-// The smallest step, with everything offloaded: no proposal takes less of the
-// device.
-absl::StatusOr<FitProposal> FitSearch::Least() {
-  return Price({.stage = 3,
-                .mics_shard_size = -1,
-                .micro_batch = 1,
-                .accumulation = 1,
-                .recompute = Recompute::kFull,
-                .offload = Offload::kAll,
-                .on_disk = config_.zero_optimization.may_use_disk(),
-                .without_copy = true});
+FitSettings FitSearch::SmallestSettings() const {
+  return {.stage = 3,
+          .mics_shard_size = -1,
+          .micro_batch = 1,
+          .accumulation = 1,
+          .recompute = Recompute::kFull,
+          .offload = Offload::kAll,
+          .on_disk = config_.zero_optimization.may_use_disk(),
+          .without_copy = true};
 }
 
-// The step that takes the least of the device: that one, or, of a model whose
-// states are less than what offload adds, the same in place.
-absl::StatusOr<FitProposal> FitSearch::Smallest() {
-  ZERO_ASSIGN_OR_RETURN(const FitProposal offloaded, Least());
-  FitSettings settings = offloaded;
-  settings.offload = Offload::kNone;
-  settings.on_disk = false;
-  ZERO_ASSIGN_OR_RETURN(const FitProposal in_place, Price(settings));
-  return in_place.peak_bytes < offloaded.peak_bytes ? in_place : offloaded;
+// Where nothing fits, a search has tried each setting's smallest micro-batch
+// and its largest, and so what takes the least.
+FitProposal FitSearch::LeastShort(const FitLimits& limits) {
+  constexpr FitLimits kNothing = {.device = 0, .host = 0, .disk = 0};
+  too_large_.clear();
+  std::vector<FitProposal> none = FindFits(kNothing, /*on_disk=*/false);
+  // Propose may have left the disk out.
+  if (config_.zero_optimization.may_use_disk()) {
+    Try(SmallestSettings(), kNothing, &none);
+  }
+  ZERO_CHECK(!too_large_.empty()) << "not even the config as it is";
+  const auto key = [&](const FitProposal& fit) {
+    const Shortage shortage = Short(fit, limits);
+    return std::tuple(shortage.disk, shortage.device, shortage.host,
+                      shortage.device ? fit.peak_bytes : fit.host_bytes);
+  };
+  return *std::min_element(too_large_.begin(), too_large_.end(),
+                           [&](const FitProposal& a, const FitProposal& b) {
+                             return key(a) < key(b);
+                           });
 }
 
 absl::StatusOr<std::string> FitSearch::NothingFits(const FitLimits& limits) {
@@ -358,37 +372,49 @@ absl::StatusOr<std::string> FitSearch::NothingFits(const FitLimits& limits) {
           "'%s' has no room: a rank needs at least %s there and may take %s; "
           "set nvme_path to a folder on a larger disk",
           DiskFolderOf(config_),
-          HumanBytes(static_cast<double>(least->disk_bytes)),
+          HumanBytesUp(static_cast<double>(least->disk_bytes)),
           HumanBytes(static_cast<double>(limits.disk)));
     }
   }
-  ZERO_ASSIGN_OR_RETURN(const FitProposal least, Smallest());
-  const bool on_host = !rank_.one_memory() && least.peak_bytes <= limits.device;
-  const int64_t needed = on_host ? least.host_bytes : least.peak_bytes;
-  const int64_t limit = on_host ? limits.host : limits.device;
-  const bool has_budget =
-      (on_host ? rank_.memory.host_budget : rank_.memory.device_budget) > 0;
+  const FitProposal least = LeastShort(limits);
+  const Shortage shortage = Short(least, limits);
   const bool on_gpu = rank_.device->kind() == DeviceKind::kCuda;
-  return absl::StrFormat(
+  const int64_t late = on_gpu ? kLateKernelsBytes : 0;
+  std::vector<std::string> needs;
+  const auto add = [&](int64_t limit, const char* key, const std::string& of,
+                       int64_t needed) {
+    needs.push_back(absl::StrCat(
+        "a rank may take ", HumanBytes(static_cast<double>(limit)), key, " of ",
+        of, " and needs at least ", HumanBytesUp(static_cast<double>(needed))));
+  };
+  if (shortage.device) {
+    add(limits.device + late,
+        rank_.memory.device_budget > 0 ? " (--device-memory)" : "",
+        "the device's memory", least.peak_bytes + late);
+    if (on_gpu) {
+      absl::StrAppend(&needs.back(), ", ",
+                      HumanBytes(static_cast<double>(late)),
+                      " of it for kernels that load later");
+    }
+  }
+  if (shortage.host) {
+    add(limits.host, rank_.memory.host_budget > 0 ? " (--host-memory)" : "",
+        "the host's memory", least.host_bytes);
+  }
+  if (shortage.disk) {
+    add(limits.disk, "",
+        absl::StrCat("the disk at '", DiskFolderOf(config_), "'"),
+        least.disk_bytes);
+  }
+  return absl::StrCat(
       "with this global batch nothing fits, whatever the stage, the recompute "
-      "and the micro-batch: %sa rank may take %s%s of the %s's memory%s; take "
-      "a shorter data.sequence_length, a smaller model or %s",
-      on_host ? "with offload the device has room, but " : "",
-      HumanBytes(static_cast<double>(limit)),
-      !has_budget ? ""
-      : on_host   ? " (--host-memory)"
-      : on_gpu    ? absl::StrFormat(" (%s by --device-memory, less %s for "
-                                       "kernels that load later)",
-                                    HumanBytes(rank_.memory.device_budget),
-                                    HumanBytes(kLateKernelsBytes))
-                  : " (--device-memory)",
-      on_host ? "host" : "device",
-      needed > limit ? absl::StrCat(" and needs at least ",
-                                    HumanBytes(static_cast<double>(needed)))
-                     : "",
-      on_host  ? "more ranks, on other hosts"
-      : on_gpu ? "more ranks, on GPUs of their own"
-               : "a machine with more memory");
+      "and the micro-batch: ",
+      shortage.device ? "" : "with offload the device has room, but ",
+      absl::StrJoin(needs, "; "),
+      "; take a shorter data.sequence_length, a smaller model or ",
+      !shortage.device ? "more ranks, on other hosts"
+      : on_gpu         ? "more ranks, on GPUs of their own"
+                       : "a machine with more memory");
 }
 
 }  // namespace zero

@@ -92,21 +92,33 @@ class FitSearch {
   absl::StatusOr<std::vector<FitProposal>> Propose(const FitLimits& limits);
 
   // Why there are no proposals, and what to do. Names the memory that is too
-  // small: the device's, the host's or the disk.
+  // small: the device's, the host's or the disk; and how much of it is enough.
+  // REQUIRES: Propose(limits) is empty.
   absl::StatusOr<std::string> NothingFits(const FitLimits& limits);
 
  private:
   std::vector<FitProposal> FindFits(const FitLimits& limits, bool on_disk);
   void Try(FitSettings settings, const FitLimits& limits,
            std::vector<FitProposal>* found);
-  absl::StatusOr<FitProposal> Least();
-  absl::StatusOr<FitProposal> Smallest();
+  // One sequence, with everything offloaded: no proposal takes less of the
+  // device, unless its states are less than what offload adds.
+  FitSettings SmallestSettings() const;
+  // The memories in which there is too little.
+  struct Shortage {
+    bool disk, device, host;
+    bool none() const { return !disk && !device && !host; }
+  };
+  Shortage Short(const FitProposal& needs, const FitLimits& limits) const;
+  // Of what does not fit, that which lacks the least of one memory. The host's
+  // comes before the device's, as it can be larger.
+  FitProposal LeastShort(const FitLimits& limits);
 
   const Rank& rank_;
   const Config& config_;
   const ModelTools& tools_;
   const MachineSpeed speed_;
   std::map<FitSettings, FitProposal> priced_;
+  std::vector<FitProposal> too_large_;  // that were tried
 };
 
 }  // namespace zero

@@ -104,6 +104,11 @@ TEST(ConsoleTest, CountsBytesAndSecondsReadWell) {
   EXPECT_EQ(HumanBytes(512), "0.5 KiB");
   EXPECT_EQ(HumanBytes(512.0 * 1024 * 1024), "512.0 MiB");
   EXPECT_EQ(HumanBytes(1.95 * 1024 * 1024 * 1024), "1.95 GiB");
+  EXPECT_EQ(HumanBytesUp(512.0 * 1024 * 1024), "512.0 MiB");
+  EXPECT_EQ(HumanBytesUp(512.0 * 1024 * 1024 + 1), "512.1 MiB");
+  EXPECT_EQ(HumanBytesUp(1023.99 * 1024 * 1024), "1.00 GiB");
+  EXPECT_EQ(HumanBytesUp(1.25 * 1024 * 1024 * 1024 + 1), "1.26 GiB");
+  EXPECT_EQ(HumanBytesUp(513), "0.6 KiB");
   EXPECT_EQ(HumanSeconds(0.2), "0.2 s");
   EXPECT_EQ(HumanSeconds(59.7), "1 min 00 s");
   EXPECT_EQ(HumanSeconds(724), "12 min 04 s");

@@ -1,6 +1,7 @@
 #include "engine/train/fit_search.h"
 
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <set>
 #include <string>
@@ -83,6 +84,39 @@ TEST_F(FitSearchTest, WhatFitsStaysAsItIsOrComputesNothingAgain) {
 
 TEST_F(FitSearchTest, WhereNothingFitsThereIsNoProposal) {
   EXPECT_TRUE(Fits(1 << 20).empty());
+}
+
+// The bytes that --device-memory takes from "needs at least 1.5 MiB".
+int64_t AmountIn(const std::string& advice) {
+  double amount = 0;
+  char unit = ' ';
+  const size_t at = advice.find("needs at least ");
+  EXPECT_NE(at, std::string::npos) << advice;
+  if (at != std::string::npos) {
+    std::sscanf(advice.c_str() + at, "needs at least %lf %c", &amount, &unit);
+  }
+  return static_cast<int64_t>(amount * (unit == 'G'   ? 1 << 30
+                                        : unit == 'M' ? 1 << 20
+                                                      : 1 << 10));
+}
+
+// Several micro-steps keep sums of gradients, and one step has activations of
+// all sequences: both take more than a single small step.
+TEST_F(FitSearchTest, TheAmountThatIsNamedIsEnoughAndLittleMore) {
+  config_.model.hidden_size = 256;
+  config_.gradient_accumulation_steps = 2;
+  for (const int64_t stage : {0, 3}) {
+    config_.zero_optimization.stage = stage;
+    FitSearch search = Search(config_);
+    FitLimits limits = {.device = 1 << 20, .host = 0};
+    ASSERT_TRUE(search.Propose(limits)->empty());
+    const int64_t amount = AmountIn(*search.NothingFits(limits));
+    limits.device = amount;
+    EXPECT_FALSE(search.Propose(limits)->empty());
+    limits.device = amount - (1 << 20) / 10;  // of what is printed
+    EXPECT_TRUE(search.Propose(limits)->empty());
+    EXPECT_EQ(AmountIn(*search.NothingFits(limits)), amount);
+  }
 }
 
 // For every memory from too little to enough: each proposal is the same
@@ -272,9 +306,20 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
       << reason(little_host);
   EXPECT_NE(
       reason({.device = 1 << 20, .host = int64_t{1} << 40})
-          .find(": a rank may take 1.0 MiB of the device's memory and needs "
+          .find(": a rank may take 129.0 MiB of the device's memory and needs "
                 "at least "),
       std::string::npos);
+  // As much as is named is enough, with what is left for kernels.
+  const int64_t host = AmountIn(reason(little_host));
+  EXPECT_GT(host, little_host.host);
+  EXPECT_FALSE(fits_in({.device = least - 1, .host = host}).empty());
+  const int64_t enough =
+      AmountIn(reason({.device = 1 << 20, .host = int64_t{1} << 40})) -
+      kLateKernelsBytes;
+  EXPECT_FALSE(fits_in({.device = enough, .host = int64_t{1} << 40}).empty());
+  EXPECT_TRUE(
+      fits_in({.device = enough - (1 << 20) / 10, .host = int64_t{1} << 40})
+          .empty());
   // A disk without room takes nothing.
   const auto with_disk = [&](int64_t disk) {
     return fits_in(
@@ -292,9 +337,9 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   }
   config.zero_optimization.delayed_update = true;
   FitSearch delayed(rank, config, tools, AssumedSpeedOf(*device));
-  EXPECT_TRUE(
-      delayed.Propose({.device = least - 1, .host = fit.host_bytes / 2})
-          ->empty());
+  const FitLimits half = {.device = least - 1, .host = fit.host_bytes / 2};
+  EXPECT_TRUE(delayed.Propose(half)->empty());
+  EXPECT_GT(AmountIn(*delayed.NothingFits(half)), half.host);
 }
 
 // Of every stage, recompute and offload, at the config's micro-batch: none that
