@@ -552,6 +552,8 @@ class CliTest(unittest.TestCase):
         self.assertIn("--fit: no change makes config.json fit", result.stderr)
         result = self.zero(*args, "--fit", "--device", "cuda",
                            "--device-memory", "150MiB")
+        self.assertEqual(result.stdout.count(
+            "may take 22.0 MiB (128.0 MiB less, for kernels that load later)"), 1)
         self.assertRegex(result.stdout,
                          ": a rank may take 150.0 MiB .--device-memory. of the "
                          "device's memory and needs at least [0-9.]+ MiB, 128.0 "

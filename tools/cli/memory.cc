@@ -532,10 +532,13 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   }
   result.title = absl::StrFormat(
       "memory of each of %s at the peak of a step: micro-batch %d x %d "
-      "tokens, on %s, where a rank may take %s",
+      "tokens, on %s, where a rank may take %s%s",
       Counted(run.ranks, "rank"), config.train_micro_batch_size_per_gpu,
       config.data.sequence_length, planned.device->info().name,
-      HumanBytes(static_cast<double>(memory)));
+      HumanBytes(static_cast<double>(memory)),
+      on_gpu ? absl::StrCat(" (", HumanBytes(kLateKernelsBytes),
+                            " less, for kernels that load later)")
+             : "");
   return result;
 }
 
