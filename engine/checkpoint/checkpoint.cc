@@ -190,6 +190,11 @@ std::vector<std::string> ListCheckpoints(const std::string& checkpoints) {
   return paths;
 }
 
+bool IsDamage(const absl::Status& opened) {
+  return absl::IsNotFound(opened) || absl::IsDataLoss(opened) ||
+         absl::IsInvalidArgument(opened);
+}
+
 absl::StatusOr<FoundCheckpoint> FindNewestCheckpoint(
     const std::string& checkpoints) {
   FoundCheckpoint found;
@@ -202,11 +207,7 @@ absl::StatusOr<FoundCheckpoint> FindNewestCheckpoint(
       found.reader = *std::move(reader);
       return found;
     }
-    if (!absl::IsNotFound(reader.status()) &&
-        !absl::IsDataLoss(reader.status()) &&
-        !absl::IsInvalidArgument(reader.status())) {
-      return reader.status();
-    }
+    if (!IsDamage(reader.status())) return reader.status();
     found.notes.push_back(
         absl::StrCat(NameOf(path), " is damaged: ", reader.status().message()));
   }

@@ -255,6 +255,10 @@ class CheckpointReader {
   mutable std::vector<std::shared_ptr<const CachedBlock>> cache_;
 };
 
+// Whether an error of CheckpointReader::Open says that files are missing,
+// damaged or mixed, not that they cannot be read here.
+bool IsDamage(const absl::Status& opened);
+
 struct FoundCheckpoint {
   std::string path;
   std::vector<std::string> notes;  // why each newer one does not open

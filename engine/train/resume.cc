@@ -428,7 +428,9 @@ absl::Status Resumption::SetAside(int64_t later_than) const {
   const std::string last = CheckpointFolder(folder_, later_than);
   for (const std::string& path : ListCheckpoints(folder_)) {
     if (path == last || IsOlder(path, last)) continue;
-    ZERO_RETURN_IF_ERROR(Rename(path, FreeName(path + ".abandoned")));
+    const bool damaged = IsDamage(CheckpointReader::Open(path).status());
+    ZERO_RETURN_IF_ERROR(
+        Rename(path, FreeName(path + (damaged ? ".damaged" : ".abandoned"))));
   }
   return WriteLatest(folder_, later_than);
 }

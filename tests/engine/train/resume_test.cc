@@ -429,6 +429,7 @@ TEST_F(ResumeTest, ADamagedCheckpointGivesWayToTheOneBefore) {
   const std::string path = "run/checkpoints/step-00000008/checkpoint.json";
   dir_.Write(path, dir_.Read(path).substr(0, 100));
   ExpectEqual(Train(job, kSteps, "latest"), whole);
+  EXPECT_TRUE(PathExists(dir_.File("run/checkpoints/step-00000008.damaged")));
 }
 
 TEST_F(ResumeTest, ADamagedValueGivesWayToTheOneBefore) {
