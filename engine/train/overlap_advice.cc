@@ -42,6 +42,16 @@ std::vector<Rule> RulesFor(const Config& config,
   const ZeroConfig& zero = config.zero_optimization;
   const int64_t micro_steps = config.gradient_accumulation_steps;
   const bool fp32 = config.communication_data_type == DType::kF32;
+  const std::string larger_batch =
+      "raise gradient_accumulation_steps, and with it train_batch_size, which "
+      "changes training (a larger batch per ";
+  const auto larger_micro_batch = [&](const std::string& what) {
+    return absl::StrCat(
+        "raise train_micro_batch_size_per_gpu, and ",
+        micro_steps > 1 ? "lower gradient_accumulation_steps by the same factor"
+                        : "with it train_batch_size, which changes training",
+        " (more computation per ", what, ", more activations)");
+  };
   const std::string bf16 =
       "set communication_data_type to \"bf16\" (half the bytes of gradients, "
       "rounded)";
@@ -50,8 +60,7 @@ std::vector<Rule> RulesFor(const Config& config,
        zero.stage < 3 &&
            zero.allgather_bucket_size < ZeroConfig().allgather_bucket_size,
        "raise zero_optimization.allgather_bucket_size (fewer, larger gathers)"},
-      {Channel::kGather, zero.stage < 3,
-       "raise gradient_accumulation_steps (a larger batch per gather)"},
+      {Channel::kGather, zero.stage < 3, larger_batch + "gather)"},
       {Channel::kGather,
        zero.stage == 3 && zero.stage3_prefetch_bucket_size == 0,
        "leave zero_optimization.stage3_prefetch_bucket_size out"},
@@ -66,9 +75,7 @@ std::vector<Rule> RulesFor(const Config& config,
        absl::StrFormat("set zero_optimization.stage to 2 (gathers once per "
                        "step instead of %.3g times, more memory)",
                        situation.gathers)},
-      {Channel::kGather, zero.stage == 3,
-       "raise train_micro_batch_size_per_gpu (more computation per gather, "
-       "more activations)"},
+      {Channel::kGather, zero.stage == 3, larger_micro_batch("gather")},
       {Channel::kReduce,
        zero.reduce_bucket_size < ZeroConfig().reduce_bucket_size,
        "raise zero_optimization.reduce_bucket_size (fewer, larger reductions)"},
@@ -77,28 +84,21 @@ std::vector<Rule> RulesFor(const Config& config,
                     "instead of ",
                     micro_steps, " times, more memory)")},
       {Channel::kReduce, fp32, bf16},
-      {Channel::kReduce, zero.stage >= 2,
-       "raise train_micro_batch_size_per_gpu (more computation per reduction, "
-       "more activations)"},
-      {Channel::kReduce, zero.stage < 2,
-       "raise gradient_accumulation_steps (a larger batch per reduction)"},
+      {Channel::kReduce, zero.stage >= 2, larger_micro_batch("reduction")},
+      {Channel::kReduce, zero.stage < 2, larger_batch + "reduction)"},
       {Channel::kAcross, fp32, bf16},
-      {Channel::kAcross, true,
-       "raise gradient_accumulation_steps (groups add up once per step)"},
+      {Channel::kAcross, true, larger_batch + "sum over groups)"},
       {Channel::kAcross, true,
        "raise zero_optimization.mics_shard_size (fewer groups, larger ones)"},
-      {Channel::kHost, true,
-       "raise gradient_accumulation_steps (a larger batch per update)"},
+      {Channel::kHost, true, larger_batch + "update)"},
       {Channel::kHost, true,
        "leave zero_optimization.offload_optimizer out (all on the device, more "
        "of its memory)"},
-      {Channel::kDisk, true,
-       "raise gradient_accumulation_steps (a larger batch per update)"},
+      {Channel::kDisk, true, larger_batch + "update)"},
       {Channel::kDisk, true,
        "set zero_optimization.offload_optimizer.device to \"cpu\" (more of the "
        "host's memory)"},
-      {Channel::kScalar, true,
-       "raise gradient_accumulation_steps (a larger batch per agreement)"},
+      {Channel::kScalar, true, larger_batch + "agreement)"},
   };
 }
 

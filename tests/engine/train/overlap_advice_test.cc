@@ -66,9 +66,11 @@ TEST(OverlapAdviceTest, TheKeyIsOneOfTheChannelThatWasWaitedFor) {
   EXPECT_THAT(reduce, HasSubstr("communication_data_type to \"bf16\""));
   // No overlap hides an agreement, and it moves no bytes to speak of.
   config.zero_optimization.overlap_comm = false;
-  EXPECT_THAT(Advice(config, Channel::kScalar),
-              EndsWith("slowest: raise gradient_accumulation_steps (a larger "
-                       "batch per agreement)"));
+  EXPECT_THAT(
+      Advice(config, Channel::kScalar),
+      EndsWith("slowest: raise gradient_accumulation_steps, and with it "
+               "train_batch_size, which changes training (a larger "
+               "batch per agreement)"));
   EXPECT_THAT(Advice(config, Channel::kAcross), HasSubstr("overlap_comm"));
 }
 
@@ -77,16 +79,24 @@ TEST(OverlapAdviceTest, NamesOnlyWhatTheRunDoesNotDoYet) {
   config.zero_optimization.stage = 3;
   // All units stay in place.
   config.gradient_accumulation_steps = 4;
+  EXPECT_THAT(OverlapAdvice(config, {.waited = MostlyFor(Channel::kGather),
+                                     .gathers = 1}),
+              EndsWith(": raise train_micro_batch_size_per_gpu, and lower "
+                       "gradient_accumulation_steps by the same factor (more "
+                       "computation per "
+                       "gather, more activations)"));
+  config.gradient_accumulation_steps = 1;
   EXPECT_THAT(
       OverlapAdvice(config,
                     {.waited = MostlyFor(Channel::kGather), .gathers = 1}),
-      EndsWith(": raise train_micro_batch_size_per_gpu (more computation per "
-               "gather, more activations)"));
-  config.gradient_accumulation_steps = 1;
+      EndsWith(": raise train_micro_batch_size_per_gpu, and with it "
+               "train_batch_size, which changes training (more computation "
+               "per gather, more activations)"));
   config.zero_optimization.stage = 1;
   EXPECT_THAT(Advice(config, Channel::kGather),
-              EndsWith(": raise gradient_accumulation_steps (a larger batch "
-                       "per gather)"));
+              EndsWith(": raise gradient_accumulation_steps, and with it "
+                       "train_batch_size, which changes training (a larger "
+                       "batch per gather)"));
   config.zero_optimization.allgather_bucket_size = 1000;
   EXPECT_THAT(Advice(config, Channel::kGather),
               HasSubstr("raise zero_optimization.allgather_bucket_size"));
@@ -97,8 +107,9 @@ TEST(OverlapAdviceTest, NamesOnlyWhatTheRunDoesNotDoYet) {
   config.communication.algorithm = CommunicationAlgorithm::kDirect;
   config.communication_data_type = DType::kBF16;
   EXPECT_THAT(Advice(config, Channel::kReduce),
-              EndsWith(": raise gradient_accumulation_steps (a larger batch "
-                       "per reduction)"));
+              EndsWith(": raise gradient_accumulation_steps, and with it "
+                       "train_batch_size, which changes training (a larger "
+                       "batch per reduction)"));
   config.zero_optimization.reduce_bucket_size = 1000;
   EXPECT_THAT(Advice(config, Channel::kReduce),
               HasSubstr("raise zero_optimization.reduce_bucket_size"));
