@@ -28,8 +28,7 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
                                  int64_t num_steps) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   if (parts.size() != 3) {
-    return Malformed(text, absl::StrCat("has ", parts.size(),
-                                        " parts between colons, not 3"));
+    return Malformed(text, "is not three parts with colons between them");
   }
   if (world < 2) {
     return Malformed(text,

@@ -64,8 +64,7 @@ void SleepUntil(Clock::time_point end, const std::function<bool()>& failed) {
 absl::StatusOr<Link> ParseLink(absl::string_view text) {
   const std::vector<absl::string_view> parts = absl::StrSplit(text, ',');
   if (parts.size() != 2) {
-    return Malformed(text, absl::StrCat("has ", parts.size(),
-                                        " parts between commas, not 2"));
+    return Malformed(text, "is not two parts with a comma between them");
   }
   Link link{.text = std::string(text)};
   ZERO_ASSIGN_OR_RETURN(link.bytes_per_second, ParseRate(text, parts[0]));

@@ -106,9 +106,10 @@ void ModelResolver::CheckSize() {
     Problem(
         "train_micro_batch_size_per_gpu",
         absl::StrFormat(
-            "%.2g tokens in one pass through %d layers of width %d are more "
+            "%.2g tokens in one pass through %d layer%s of width %d are more "
             "than this program can count; lower it or data.sequence_length",
-            tokens, m.num_hidden_layers, m.hidden_size));
+            tokens, m.num_hidden_layers, m.num_hidden_layers == 1 ? "" : "s",
+            m.hidden_size));
   }
 }
 

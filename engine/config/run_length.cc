@@ -39,8 +39,9 @@ std::vector<std::string> ScheduleNotes(const Config& config,
     rise = s.warmup_num_steps;
   }
   if (rise >= run_steps) {
-    return {absl::StrCat(key, " ", rise, ": the learning rate rises over all ",
-                         run_steps, " steps of the run")};
+    return {absl::StrCat(
+        key, " ", rise,
+        ": the learning rate rises until the run ends, at step ", run_steps)};
   }
   if (s.kind == LrScheduleKind::kWsd &&
       rise > s.total_num_steps - s.decay_num_steps) {

@@ -67,10 +67,11 @@ absl::Status CheckSkips(const Config& config, const RunRecord& record,
   }
   if (skips < config.training.max_consecutive_skips) return absl::OkStatus();
   return absl::AbortedError(absl::StrFormat(
-      "step %d: %d steps in a row were skipped; in the last one %s. "
-      "training.max_consecutive_skips is %d. %s",
-      record.step, skips, reason, config.training.max_consecutive_skips,
-      Remedy(config)));
+      "step %d: %s%s. training.max_consecutive_skips is %d. %s", record.step,
+      skips == 1 ? "skipped: "
+                 : absl::StrCat(
+                       skips, " steps in a row were skipped; in the last one "),
+      reason, config.training.max_consecutive_skips, Remedy(config)));
 }
 
 absl::Status CheckFinite(Executor& executor, const Config& config,

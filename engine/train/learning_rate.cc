@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/config/run_length.h"
+#include "engine/train/console.h"
 
 namespace zero {
 
@@ -26,8 +27,8 @@ absl::StatusOr<LrSchedule> MakeLrSchedule(const Config& config,
   if (schedule.decay_num_steps > schedule.total_num_steps) {
     return absl::InvalidArgumentError(absl::StrCat(
         "scheduler.params.decay_num_steps: ", schedule.decay_num_steps,
-        " is more than the ", schedule.total_num_steps,
-        " steps of the run; lower it, or raise training.epochs"));
+        " is more than the ", Counted(schedule.total_num_steps, "step"),
+        " of the run; lower it, or raise training.epochs"));
   }
   if (config.lr_scaling.active()) {
     // The scheduler applies to the scaled rate. Its warm-up is the scaling's:

@@ -56,8 +56,8 @@ std::string DelayNote(const Config& config) {
   const int64_t steps = config.training.steps;
   constexpr char kKey[] = "zero_optimization.offload_optimizer.delayed_update";
   if (steps > 0 && warmup >= steps) {
-    return absl::StrCat(kKey, " begins after ", warmup,
-                        " steps, but the run has ", steps);
+    return absl::StrCat(kKey, " begins after ", Counted(warmup, "step"),
+                        ", but the run has ", steps);
   }
   return absl::StrCat(kKey, " changes results: after step ", warmup,
                       " gradients are those of parameters one update behind");

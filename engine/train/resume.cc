@@ -18,6 +18,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/checkpoint_reads.h"
 #include "engine/config/print.h"
+#include "engine/train/console.h"
 #include "engine/train/metrics.h"
 #include "engine/train/run_manifest.h"
 #include "engine/zero/state_access.h"
@@ -207,8 +208,8 @@ absl::Status Resumption::CheckUnfinished(
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      "the run in ", out_dir, " is finished (summary.json: ", steps,
-      " steps) and has no checkpoint of its end; ",
+      "the run in ", out_dir, " is finished (summary.json: ",
+      Counted(steps, "step"), ") and has no checkpoint of its end; ",
       present.empty()
           ? "choose another training.out_dir, or leave out --resume, to "
             "repeat it"
@@ -369,9 +370,10 @@ absl::StatusOr<ResumedRun> Resumption::TryResume() {
   absl::StatusOr<RunRecord> record = ReadRecord(manifest);
   if (!record.ok()) return WithContext(choice.path, record.status());
   if (record->step > total_steps_) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "training.resume: the checkpoint is of step ", record->step,
-        ", the run is of ", total_steps_, " steps; raise training.steps"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("training.resume: the checkpoint is of step ",
+                     record->step, ", the run is of ",
+                     Counted(total_steps_, "step"), "; raise training.steps"));
   }
   ZERO_RETURN_IF_ERROR(session_->executor().states().Restore(
       [&](const auto& ranges) { return OpenStates(reader, ranges); },
@@ -381,8 +383,8 @@ absl::StatusOr<ResumedRun> Resumption::TryResume() {
   if (leads()) {
     if (in_place) ZERO_RETURN_IF_ERROR(SetAside(record->step));
     console_->Line(absl::StrCat("resumed from ", choice.path, ": step ",
-                                record->step, ", ", manifest.samples,
-                                " sequences"));
+                                record->step, ", ",
+                                Counted(manifest.samples, "sequence")));
     if (record->step == total_steps_) {
       console_->Line(absl::StrCat(
           "note: the run is already finished, at step ", total_steps_,

@@ -10,6 +10,7 @@
 #include "engine/base/status.h"
 #include "engine/data/samples.h"
 #include "engine/data/tokenize.h"
+#include "engine/train/console.h"
 
 namespace zero {
 namespace {
@@ -88,8 +89,8 @@ absl::StatusOr<std::unique_ptr<TokenSource>> Packed(
   PackedRows rows = PackSamples(samples, length, &loss);
   if (rows.num_samples == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        key, ": ", path, ": of ", samples.size(),
-        " samples none has a prompt shorter than data.sequence_length ", length,
+        key, ": ", path, ": of ", Counted(samples.size(), "sample"),
+        " none has a prompt shorter than data.sequence_length ", length,
         "; raise that"));
   }
   if (loss.cut_samples > 0) {
@@ -149,8 +150,9 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenPart(
   const int64_t kept = size - last(size);
   if (held_out != nullptr && (kept == size || kept == 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "data.validation_fraction ", fraction, " of ", size, " samples is ",
-        kept == 0 ? "all" : "none", " of them; change it, or give more"));
+        "data.validation_fraction ", fraction, " of ", Counted(size, "sample"),
+        " is ", kept == 0 ? "all" : "none",
+        " of them; change it, or give more"));
   }
   const std::string& path = patterns[0];
   if (held_out != nullptr) {

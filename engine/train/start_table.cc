@@ -10,6 +10,7 @@
 #include "engine/config/keys.h"
 #include "engine/config/run_length.h"
 #include "engine/nn/freeze.h"
+#include "engine/train/console.h"
 #include "engine/train/generator.h"
 #include "engine/train/rank_notes.h"
 
@@ -25,9 +26,10 @@ std::string Name(const Config& config, const char* path) {
 
 std::string BatchText(const Config& config, int world) {
   return absl::StrFormat(
-      "%d sequences = %d micro-batch x %d accumulation x %d rank%s; %s tokens",
-      config.train_batch_size, config.train_micro_batch_size_per_gpu,
-      config.gradient_accumulation_steps, world, world == 1 ? "" : "s",
+      "%s = %d micro-batch x %d accumulation x %s; %s tokens",
+      Counted(config.train_batch_size, "sequence"),
+      config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps,
+      Counted(world, "rank"),
       WithCommas(config.train_batch_size * config.data.sequence_length));
 }
 
@@ -40,9 +42,10 @@ std::string ScheduleText(const Config& config, int64_t total_steps) {
   const bool cosine = s.kind == LrScheduleKind::kWarmupCosineLr;
   if (s.kind == LrScheduleKind::kConstant) return type;
   if (s.kind == LrScheduleKind::kOneCycle) {
-    return absl::StrFormat("%s: from %g to %g in %d steps, back in %d", type,
+    return absl::StrFormat("%s: from %g to %g in %s, back in %d", type,
                            s.cycle_min_lr, s.cycle_max_lr,
-                           s.cycle_first_step_size, s.cycle_second_step_size);
+                           Counted(s.cycle_first_step_size, "step"),
+                           s.cycle_second_step_size);
   }
   std::string text = absl::StrCat(type, ": ");
   // lr_scaling has a warm-up of its own.
@@ -65,10 +68,11 @@ std::string ScheduleText(const Config& config, int64_t total_steps) {
       return absl::StrFormat("%scosine to %g at step %d", text,
                              s.cos_min_ratio * s.lr, s.total_num_steps);
     case LrScheduleKind::kWsd:
-      return absl::StrFormat("%sconstant, %s to %g in the last %d of %d steps",
-                             text, Name(config, "scheduler.params.decay_type"),
+      return absl::StrFormat("%sconstant, %s to %g in the last %d of %s", text,
+                             Name(config, "scheduler.params.decay_type"),
                              s.min_lr_ratio * s.warmup_max_lr,
-                             s.decay_num_steps, s.total_num_steps);
+                             s.decay_num_steps,
+                             Counted(s.total_num_steps, "step"));
     default:
       return text + "constant";
   }
@@ -88,10 +92,10 @@ std::string LrText(const Config& config, const LrScaling& scaling,
   }
   const bool is_sqrt = scaling.rule == LrScaleRule::kSqrt;
   return absl::StrFormat(
-      "%g = %g x %s%d / %d%s, linear warm-up from %g over %d steps, then %s",
+      "%g = %g x %s%d / %d%s, linear warm-up from %g over %s, then %s",
       base * scaling.Factor(), base, is_sqrt ? "sqrt(" : "",
       scaling.global_batch_size, scaling.base_batch_size, is_sqrt ? ")" : "",
-      base, scaling.warmup_steps, scheduler);
+      base, Counted(scaling.warmup_steps, "step"), scheduler);
 }
 
 std::string ComputeText(const TokenFlops& flops, bool frozen) {
@@ -157,12 +161,13 @@ std::string ModelText(const Session& session) {
   const Config& config = session.config();
   const ModelConfig& model = config.model;
   return absl::StrFormat(
-      "%s%s, %s parameters, %d layers, width %d, %d heads (%d kv), "
+      "%s%s, %s parameters, %s, width %d, %s (%d kv), "
       "vocabulary %d",
       ModelFamilyName(model.family),
       config.model_preset.empty() ? "" : " (" + config.model_preset + ")",
-      WithCommas(session.model().NumParameters()), model.num_hidden_layers,
-      model.hidden_size, model.num_attention_heads, model.num_key_value_heads,
+      WithCommas(session.model().NumParameters()),
+      Counted(model.num_hidden_layers, "layer"), model.hidden_size,
+      Counted(model.num_attention_heads, "head"), model.num_key_value_heads,
       model.vocab_size);
 }
 
@@ -212,10 +217,11 @@ std::string RanksText(const Session& session) {
 // apart, into 20 sequences of 256 (89 % full)"
 std::string SamplesText(const PackedRows& rows) {
   return absl::StrFormat(
-      "%s samples of %s tokens, %s of them targets; packed, apart, into %s "
-      "sequences of %d (%.0f %% full)",
-      WithCommas(rows.num_samples), WithCommas(rows.num_tokens),
-      WithCommas(rows.num_targets), WithCommas(rows.num_rows()), rows.length,
+      "%s of %s tokens, %s of them targets; packed, apart, into %s of %d "
+      "(%.0f %% full)",
+      Counted(rows.num_samples, "sample"), WithCommas(rows.num_tokens),
+      WithCommas(rows.num_targets), Counted(rows.num_rows(), "sequence"),
+      rows.length,
       100.0 * static_cast<double>(rows.num_tokens) /
           static_cast<double>(rows.tokens.size()));
 }
@@ -225,8 +231,8 @@ std::string DataText(const RunData& data, const Sampler& sampler,
   if (data.train->rows() != nullptr) return SamplesText(*data.train->rows());
   const auto num_files = static_cast<int64_t>(data.train->shards().size());
   return absl::StrFormat(
-      "%s tokens in %s, %s sequences of %d%s", WithCommas(data.train->size()),
-      Counted(num_files, "file"), WithCommas(sampler.num_samples()),
+      "%s tokens in %s, %s of %d%s", WithCommas(data.train->size()),
+      Counted(num_files, "file"), Counted(sampler.num_samples(), "sequence"),
       config.sequence_length,
       config.reset_attention_mask ? ", documents apart" : "");
 }
@@ -234,9 +240,9 @@ std::string DataText(const RunData& data, const Sampler& sampler,
 std::string StepsText(int64_t steps, const Sampler& sampler) {
   const int64_t dropped = sampler.dropped_per_epoch();
   return absl::StrFormat(
-      "%d, %.2g epochs of %d steps%s", steps,
+      "%d, %.2g epochs of %s%s", steps,
       static_cast<double>(steps) / sampler.steps_per_epoch(),
-      sampler.steps_per_epoch(),
+      Counted(sampler.steps_per_epoch(), "step"),
       dropped == 0
           ? ""
           : absl::StrFormat("; %s at the end of an epoch, less than a batch, "
@@ -260,16 +266,21 @@ std::string OptimizerText(const Config& config) {
           : "off");
 }
 
+// "every step", "every 500 steps".
+std::string EveryText(double count, const char* unit) {
+  return count == 1 ? absl::StrCat("every ", unit)
+                    : absl::StrCat("every ", count, " ", unit, "s");
+}
+
 // "every 500 steps; training waits for a copy of 1.39 GiB in the host's memory"
 std::string CheckpointsText(const Session& session) {
   const TrainingConfig& training = session.config().training;
   std::vector<std::string> when;
   if (training.save_every > 0) {
-    when.push_back(absl::StrCat("every ", training.save_every, " steps"));
+    when.push_back(EveryText(static_cast<double>(training.save_every), "step"));
   }
   if (training.save_every_minutes > 0) {
-    when.push_back(
-        absl::StrCat("every ", training.save_every_minutes, " minutes"));
+    when.push_back(EveryText(training.save_every_minutes, "minute"));
   }
   const StateSnapshot* const snapshot = session.snapshot();
   return absl::StrCat(
@@ -290,8 +301,8 @@ std::string DiskText(const Session& session) {
   return absl::StrCat(" and on a disk (",
                       HumanBytes(static_cast<double>(swapped->disk_bytes())),
                       " in '", swapped->folder(), "', ",
-                      aio.queue_depth * aio.thread_count, " requests of ",
-                      HumanBytes(static_cast<double>(aio.block_size)),
+                      Counted(aio.queue_depth * aio.thread_count, "request"),
+                      " of ", HumanBytes(static_cast<double>(aio.block_size)),
                       " at once", aio.single_submit ? ", given one by one" : "",
                       aio.overlap_events ? "" : ", waited for together",
                       aio.checksums ? "" : ", without checksums", ")");

@@ -266,8 +266,8 @@ absl::Status Show(const std::string& path, bool as_json) {
         state["state"].get<std::string>(),
         absl::StrCat(state["dtype"].get<std::string>(), ", ",
                      WithCommas(state["elements"].get<int64_t>()), " in ",
-                     state["parameters"].get<int64_t>(), " parameters, ",
-                     BytesText(state["bytes"].get<int64_t>())));
+                     Counted(state["parameters"].get<int64_t>(), "parameter"),
+                     ", ", BytesText(state["bytes"].get<int64_t>())));
   }
   console.Table("states", rows);
   rows.clear();
@@ -283,7 +283,7 @@ absl::Status Show(const std::string& path, bool as_json) {
   rows.clear();
   for (const CheckpointPart& part : reader->parts()) {
     rows.emplace_back(part.file.substr(part.file.rfind('/') + 1),
-                      absl::StrCat(part.ranges.size(), " ranges, ",
+                      absl::StrCat(Counted(part.ranges.size(), "range"), ", ",
                                    BytesText(part.file_bytes)));
   }
   console.Table("parts", rows);

@@ -92,9 +92,10 @@ absl::Status ShowDisk(const std::string& folder) {
 absl::Status ShowMachine(const RunOptions& options, const std::string& disk) {
   ZERO_ASSIGN_OR_RETURN(const auto cpu, OpenDevice(options));
   const DeviceInfo info = cpu->info();
-  absl::PrintF(
-      "cpu   %s, %s, %d threads, %s%s\n", info.name, info.isa, info.num_threads,
-      HumanBytes(static_cast<double>(info.memory_bytes)), ProductsText(*cpu));
+  absl::PrintF("cpu   %s, %s, %s, %s%s\n", info.name, info.isa,
+               Counted(info.num_threads, "thread"),
+               HumanBytes(static_cast<double>(info.memory_bytes)),
+               ProductsText(*cpu));
   absl::PrintF("      as a host: %s\n", HostText(*cpu));
   // If there is no GPU, why.
   for (int index = 0; index < std::max(NumCudaDevices(), 1); ++index) {

@@ -299,7 +299,7 @@ absl::Status Report(const std::vector<std::string>& folders,
   }
   for (const std::string& note : notes) absl::PrintF("note: %s\n", note);
   for (const Run& run : runs) {
-    absl::PrintF("%s: %s steps\n", run.name, WithCommas(run.steps));
+    absl::PrintF("%s: %s\n", run.name, Counted(run.steps, "step"));
   }
   absl::PrintF("written %s\n", path);
   return absl::OkStatus();

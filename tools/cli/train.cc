@@ -16,6 +16,7 @@
 #include "engine/comm/local_ranks.h"
 #include "engine/comm/shaped.h"
 #include "engine/config/print.h"
+#include "engine/train/console.h"
 #include "engine/train/overlap_advice.h"
 #include "engine/train/trace.h"
 #include "engine/train/trainer.h"
@@ -83,8 +84,9 @@ void PrintSummary(const RunSummary& summary, const Config& config,
   }
   if (summary.skipped > 0) {
     rows.push_back(
-        {"skipped", absl::StrFormat("%d of %d steps, without an update",
-                                    summary.skipped, summary.steps)});
+        {"skipped",
+         absl::StrFormat("%d of %s, without an update", summary.skipped,
+                         Counted(summary.steps, "step"))});
   }
   if (!std::isnan(summary.validation_loss)) {
     rows.push_back(

@@ -44,9 +44,9 @@ TEST(LinkTest, SaysWhatIsWrong) {
     const char* text;
     const char* reason;
   } kCases[] = {
-      {"", "has 1 parts"},
-      {"1GB/s", "has 1 parts"},
-      {"1GB/s,1us,2", "has 3 parts"},
+      {"", "is not two parts with a comma between them"},
+      {"1GB/s", "is not two parts"},
+      {"1GB/s,1us,2", "is not two parts"},
       {"1,50us", "the rate \"1\" does not end in"},
       {"1Gb/s,50us", "the rate \"1Gb/s\" does not end in"},
       {"fastGB/s,50us", "not a positive number of GB/s"},

@@ -1384,7 +1384,7 @@ TEST(ScheduleTest, ThePeakIsTheOptimizersRateUnlessGiven) {
   ASSERT_EQ(loaded->notes.size(), 1u);
   EXPECT_EQ(loaded->notes[0],
             "scheduler.params.warmup_num_steps 1000: the learning rate rises "
-            "over all 20 steps of the run");
+            "until the run ends, at step 20");
   loaded = LoadSmall({"scheduler.type=WSD", "training.steps=200",
                       "scheduler.params.warmup_num_steps=2"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -1411,7 +1411,7 @@ TEST(ScheduleTest, ARiseAsLongAsTheRunLeavesANote) {
     return loaded->notes[0];
   };
   const std::string all_steps =
-      " 20: the learning rate rises over all 20 steps of the run";
+      " 20: the learning rate rises until the run ends, at step 20";
   EXPECT_EQ(
       note({"lr_scaling.base_batch_size=4", "lr_scaling.warmup_steps=20"}),
       "lr_scaling.warmup_steps" + all_steps);

@@ -366,6 +366,8 @@ TEST_F(CheckpointsTest, ARunThatDivergesFinishesTheOneUnderWay) {
                    return absl::OkStatus();
                  }});
   EXPECT_TRUE(absl::IsAborted(outcome.status)) << outcome.status;
+  EXPECT_THAT(std::string(outcome.status.message()),
+              HasSubstr("step 5: skipped: the gradient of "));
   EXPECT_THAT(Checkpoints(),
               ElementsAre("latest", "step-00000002", "step-00000004"));
 }

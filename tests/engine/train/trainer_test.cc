@@ -1237,6 +1237,19 @@ TEST_F(TrainerTest, EpochsBecomeSteps) {
   EXPECT_EQ(outcome.summary->steps, (per_epoch + 1) / 2);
 }
 
+TEST_F(TrainerTest, OneOfAThingIsNoPlural) {
+  const std::string printed =
+      Run(Load({"training.steps=1", "training.save_every=1",
+                "train_batch_size=1", "train_micro_batch_size_per_gpu=1",
+                "model.n_layer=1", "model.n_head=1"}))
+          .printed;
+  for (const char* text :
+       {" 1 sequence = 1 micro-batch x 1 accumulation x 1 rank; ",
+        " 1 layer, width ", " 1 head (1 kv), ", " every step; "}) {
+    EXPECT_THAT(printed, HasSubstr(text));
+  }
+}
+
 // Only the data determines training.epochs and warmup_epochs in steps.
 TEST_F(TrainerTest, TheScheduleIsHeldAgainstTheLengthThatTheDataGives) {
   const int64_t kept =
@@ -1254,8 +1267,8 @@ TEST_F(TrainerTest, TheScheduleIsHeldAgainstTheLengthThatTheDataGives) {
   EXPECT_EQ(warm.summary->steps, steps);
   EXPECT_NE(warm.printed.find(absl::StrCat(
                 "note: scheduler.params.warmup_num_steps 1000: the learning "
-                "rate rises over all ",
-                steps, " steps of the run\n")),
+                "rate rises until the run ends, at step ",
+                steps, "\n")),
             std::string::npos)
       << warm.printed;
   const Outcome scaled =
@@ -1263,7 +1276,7 @@ TEST_F(TrainerTest, TheScheduleIsHeldAgainstTheLengthThatTheDataGives) {
   ASSERT_TRUE(scaled.summary.ok()) << scaled.summary.status();
   EXPECT_NE(scaled.printed.find(absl::StrCat(
                 "note: lr_scaling.warmup_epochs 1.0 = ", per_epoch,
-                ": the learning rate rises over all 12 steps of the run\n")),
+                ": the learning rate rises until the run ends, at step 12\n")),
             std::string::npos)
       << scaled.printed;
 
