@@ -106,8 +106,8 @@ absl::Status CheckpointReader::ReadPart(int64_t number) {
   const std::string path = absl::StrCat(folder_, "/", name, ".json");
   if (!PathExists(path)) {
     return absl::NotFoundError(absl::StrCat(
-        "'", path, "' is missing, part ", number + 1, " of ", manifest_.parts,
-        "; use another checkpoint, or copy this one again with all of "
+        "part ", number + 1, " of ", manifest_.parts, " is missing: '", path,
+        "'; use another checkpoint, or copy this one again with all of "
         "its files"));
   }
   ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));

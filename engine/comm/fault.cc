@@ -28,7 +28,9 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
                                  int64_t num_steps) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   if (parts.size() != 3) {
-    return Malformed(text, "is not three parts with colons between them");
+    return Malformed(
+        text, absl::StrCat("wants 3 parts with colons between them, not ",
+                           parts.size()));
   }
   if (world < 2) {
     return Malformed(text,

@@ -64,7 +64,9 @@ void SleepUntil(Clock::time_point end, const std::function<bool()>& failed) {
 absl::StatusOr<Link> ParseLink(absl::string_view text) {
   const std::vector<absl::string_view> parts = absl::StrSplit(text, ',');
   if (parts.size() != 2) {
-    return Malformed(text, "is not two parts with a comma between them");
+    return Malformed(
+        text, absl::StrCat("wants 2 parts with a comma between them, not ",
+                           parts.size()));
   }
   Link link{.text = std::string(text)};
   ZERO_ASSIGN_OR_RETURN(link.bytes_per_second, ParseRate(text, parts[0]));

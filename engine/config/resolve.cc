@@ -345,8 +345,7 @@ class Resolver : public BatchResolver {
     for (int64_t d = 1; d <= world; ++d) {
       if (world % d == 0) divisors.push_back(d);
     }
-    Problem(path, size, " does not divide the ", world,
-            world == 1 ? " rank" : " ranks", "; want one of ",
+    Problem(path, size, " does not divide the ", world, " ranks; want one of ",
             absl::StrJoin(divisors, ", "));
   }
 

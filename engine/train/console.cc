@@ -129,10 +129,10 @@ std::string WithCommas(int64_t value) {
 std::string AgainstFormula(int64_t planned, int64_t formula, int64_t rows) {
   std::string text = " = ZeRO's formula";
   if (planned == formula && rows == 0) return text;
-  if (rows > 0) text += " without lookups";
   absl::StrAppend(&text, " ", WithCommas(formula - rows));
   if (rows > 0) {
-    absl::StrAppend(&text, " + ", WithCommas(rows), " of rows looked up");
+    absl::StrAppend(&text, " + ", WithCommas(rows),
+                    " of embedding rows (not in the formula)");
   }
   if (planned == formula) return text;
   const bool less = planned < formula;

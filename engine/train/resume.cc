@@ -430,7 +430,12 @@ absl::Status Resumption::SetAside(int64_t later_than) const {
   const std::string last = CheckpointFolder(folder_, later_than);
   for (const std::string& path : ListCheckpoints(folder_)) {
     if (path == last || IsOlder(path, last)) continue;
-    const bool damaged = IsDamage(CheckpointReader::Open(path).status());
+    const absl::Status opened = CheckpointReader::Open(path).status();
+    const bool damaged = IsDamage(opened);
+    if (damaged && !finds()) {  // Choose has warned of those that it found
+      console_->Line(
+          absl::StrCat("warning: ", path, " is damaged: ", opened.message()));
+    }
     ZERO_RETURN_IF_ERROR(
         Rename(path, FreeName(path + (damaged ? ".damaged" : ".abandoned"))));
   }

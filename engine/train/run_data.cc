@@ -89,9 +89,8 @@ absl::StatusOr<std::unique_ptr<TokenSource>> Packed(
   PackedRows rows = PackSamples(samples, length, &loss);
   if (rows.num_samples == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        key, ": ", path, ": of ", Counted(samples.size(), "sample"),
-        " none has a prompt shorter than data.sequence_length ", length,
-        "; raise that"));
+        key, ": ", path, ": no prompt is shorter than data.sequence_length ",
+        length, " (", Counted(samples.size(), "sample"), "); raise that"));
   }
   if (loss.cut_samples > 0) {
     data->notes.push_back(absl::StrCat(
@@ -149,10 +148,10 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenPart(
   const auto size = static_cast<int64_t>(samples.size());
   const int64_t kept = size - last(size);
   if (held_out != nullptr && (kept == size || kept == 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "data.validation_fraction ", fraction, " of ", Counted(size, "sample"),
-        " is ", kept == 0 ? "all" : "none",
-        " of them; change it, or give more"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("data.validation_fraction ", fraction, " holds out ",
+                     kept == 0 ? "all" : "none", " of ",
+                     Counted(size, "sample"), "; change it, or give more"));
   }
   const std::string& path = patterns[0];
   if (held_out != nullptr) {

@@ -267,9 +267,9 @@ std::string OptimizerText(const Config& config) {
 }
 
 // "every step", "every 500 steps".
-std::string EveryText(double count, const char* unit) {
-  return count == 1 ? absl::StrCat("every ", unit)
-                    : absl::StrCat("every ", count, " ", unit, "s");
+std::string EveryText(const absl::AlphaNum& count, const char* unit) {
+  return count.Piece() == "1" ? absl::StrCat("every ", unit)
+                              : absl::StrCat("every ", count, " ", unit, "s");
 }
 
 // "every 500 steps; training waits for a copy of 1.39 GiB in the host's memory"
@@ -277,7 +277,7 @@ std::string CheckpointsText(const Session& session) {
   const TrainingConfig& training = session.config().training;
   std::vector<std::string> when;
   if (training.save_every > 0) {
-    when.push_back(EveryText(static_cast<double>(training.save_every), "step"));
+    when.push_back(EveryText(training.save_every, "step"));
   }
   if (training.save_every_minutes > 0) {
     when.push_back(EveryText(training.save_every_minutes, "minute"));

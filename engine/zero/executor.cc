@@ -1032,7 +1032,9 @@ absl::Span<char> Executor::UnusedMemory() {
 StateAccess& Executor::states() {
   FinishUpdates().IgnoreError();  // it stays the rank's
   runner_->Leave();
-  // This thread now owns their places, from which uploads also read.
+  // The calling thread now reads and refills the host's places. It waits for
+  // all that uses them: updates, files, and uploads, for which so far only the
+  // compute stream waits.
   for (const StreamRole role : {StreamRole::kHost, StreamRole::kRead,
                                 StreamRole::kWrite, StreamRole::kUp}) {
     if (Stream* const stream = StreamFor(role)) stream->Synchronize();

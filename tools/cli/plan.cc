@@ -355,8 +355,7 @@ absl::Status PrepareHosts(PlanFlags* flags) {
   if (flags->hosts == 0) return absl::OkStatus();
   if (flags->run.ranks % flags->hosts != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--hosts ", flags->hosts, " do not divide the ",
-        Counted(flags->run.ranks, "rank"),
+        "--hosts ", flags->hosts, " does not divide --ranks ", flags->run.ranks,
         "; give --ranks for all of them, the same number for each host"));
   }
   flags->run.ranks_per_host = flags->run.ranks / flags->hosts;

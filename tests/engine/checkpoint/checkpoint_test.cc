@@ -593,7 +593,7 @@ TEST_F(CommitTest, APartOfAnotherSaveIsNotTaken) {
 
 TEST_F(CommitTest, APartThatIsNotThereIsNamed) {
   EXPECT_THAT(ErrorWith({Cut(SmallModel(), 2, 1)[0]}),
-              HasSubstr("states-00001.json' is missing, part 2 of 2"));
+              HasSubstr("part 2 of 2 is missing: '"));
 }
 
 TEST_F(CheckpointTest, APartIsGivenWholeAndInOrder) {

@@ -34,7 +34,7 @@ TEST(FaultTest, AWrongFaultNamesTheReasonAndAnExample) {
     int world;
     const char* words;
   } kCases[] = {
-      {"1:3", 2, "is not three parts with colons between them"},
+      {"1:3", 2, "wants 3 parts with colons between them, not 2"},
       {"2:3:stop", 2, "rank \"2\" is not in [0, 2)"},
       {"-1:3:stop", 2, "rank \"-1\" is not in [0, 2)"},
       {"1:0:stop", 2, "step \"0\" is not a number >= 1"},

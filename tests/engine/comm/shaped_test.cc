@@ -44,9 +44,9 @@ TEST(LinkTest, SaysWhatIsWrong) {
     const char* text;
     const char* reason;
   } kCases[] = {
-      {"", "is not two parts with a comma between them"},
-      {"1GB/s", "is not two parts"},
-      {"1GB/s,1us,2", "is not two parts"},
+      {"", "wants 2 parts with a comma between them, not 1"},
+      {"1GB/s", "wants 2 parts"},
+      {"1GB/s,1us,2", "not 3"},
       {"1,50us", "the rate \"1\" does not end in"},
       {"1Gb/s,50us", "the rate \"1Gb/s\" does not end in"},
       {"fastGB/s,50us", "not a positive number of GB/s"},

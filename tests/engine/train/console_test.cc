@@ -50,10 +50,11 @@ TEST(ConsoleTest, RowsAreNamedBesideTheFormulaThatLacksThem) {
             " = ZeRO's formula 5,000 - 1,000 of units that stayed in place");
   EXPECT_EQ(
       AgainstFormula(5000, 5000, 1200),
-      " = ZeRO's formula without lookups 3,800 + 1,200 of rows looked up");
-  EXPECT_EQ(AgainstFormula(4500, 5000, 1200),
-            " = ZeRO's formula without lookups 3,800 + 1,200 of rows looked up "
-            "- 500 of units that stayed in place");
+      " = ZeRO's formula 3,800 + 1,200 of embedding rows (not in the formula)");
+  EXPECT_EQ(
+      AgainstFormula(4500, 5000, 1200),
+      " = ZeRO's formula 3,800 + 1,200 of embedding rows (not in the formula) "
+      "- 500 of units that stayed in place");
 }
 
 TEST(ConsoleTest, OneThingIsNoPluralAndShortTimesAreNotZero) {

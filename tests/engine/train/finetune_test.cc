@@ -362,14 +362,14 @@ TEST_F(SamplesRunTest, WhatDoesNotFitIsPrintedOrRefused) {
                                      "data.sequence_length 7 and lose their "
                                      "last tokens, "));
   EXPECT_THAT(Run(Sums({"data.sequence_length=3"})).error(),
-              HasSubstr("of 60 samples none has a prompt shorter than "
-                        "data.sequence_length 3; raise that"));
+              HasSubstr("no prompt is shorter than "
+                        "data.sequence_length 3 (60 samples); raise that"));
   EXPECT_THAT(Run(Sums({"train_batch_size=1000"})).error(),
               HasSubstr(" of data.sequence_length 32, fewer than one "
                         "global batch of 1000"));
   EXPECT_THAT(
       Run(Sums({"data.validation_fraction=0.001"})).error(),
-      HasSubstr("data.validation_fraction 0.001 of 60 samples is none"));
+      HasSubstr("data.validation_fraction 0.001 holds out none of 60 samples"));
   EXPECT_THAT(Run({absl::StrCat("data.train=[\"", dir_.File("sums.jsonl"),
                                 "\", \"", dir_.File("text.txt"), "\"]")})
                   .error(),

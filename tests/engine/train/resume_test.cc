@@ -517,6 +517,11 @@ TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
   EXPECT_THAT(
       ErrorOf(job, dir_.File("run/checkpoints/step-00000012.abandoned")),
       testing::HasSubstr("was set aside; resume from it in another"));
+  // A damaged one has another name, and the reason is said.
+  dir_.Write("run/checkpoints/step-00000012/checkpoint.json", "{");
+  ExpectEqual(Train(job, kSteps, dir_.File("run/checkpoints/step-00000009")),
+              whole);
+  EXPECT_TRUE(PathExists(dir_.File("run/checkpoints/step-00000012.damaged")));
 }
 
 // ---- What does not go on ----------------------------------------------------
