@@ -316,7 +316,7 @@ TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
   EXPECT_EQ(dir.Count(), 1);
   // Across file systems there are no hard links, and a pipe cannot be copied.
   const std::string root =
-      absl::StartsWith(dir.path(), "/dev/shm/") ? "/tmp" : "/dev/shm";
+      dir.path().starts_with("/dev/shm/") ? "/tmp" : "/dev/shm";
   struct stat here, there;
   if (::stat(root.c_str(), &there) != 0 || ::access(root.c_str(), W_OK) != 0 ||
       ::stat(dir.path().c_str(), &here) != 0 || here.st_dev == there.st_dev) {
