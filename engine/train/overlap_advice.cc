@@ -42,16 +42,33 @@ std::vector<Rule> RulesFor(const Config& config,
   const ZeroConfig& zero = config.zero_optimization;
   const int64_t micro_steps = config.gradient_accumulation_steps;
   const bool fp32 = config.communication_data_type == DType::kF32;
-  const std::string larger_batch =
-      "raise gradient_accumulation_steps, and with it train_batch_size, which "
-      "changes training (a larger batch per ";
-  const auto larger_micro_batch = [&](const std::string& what) {
+  const bool fetches = zero.offload_param != OffloadDevice::kNone;
+  const bool reads = zero.offload_param == OffloadDevice::kNvme;
+  // Such units are gathered and fetched once per step, whatever the
+  // micro-batch.
+  const bool units_stay = situation.gathers == 1;
+  const auto larger_batch = [](const std::string& fewer) {
     return absl::StrCat(
-        "raise train_micro_batch_size_per_gpu, and ",
-        micro_steps > 1 ? "lower gradient_accumulation_steps by the same factor"
-                        : "with it train_batch_size, which changes training",
-        " (more computation per ", what, ", more activations)");
+        "train with a larger batch: raise gradient_accumulation_steps and "
+        "train_batch_size (fewer ",
+        fewer, " per token; changes results)");
   };
+  const auto larger_micro_batch = [&](const std::string& per) {
+    const std::string more =
+        absl::StrCat("more computation per ", per, ", more activations");
+    return micro_steps > 1
+               ? absl::StrCat(
+                     "raise train_micro_batch_size_per_gpu, and lower "
+                     "gradient_accumulation_steps by the same factor (",
+                     more, ")")
+               : absl::StrCat(
+                     "train with a larger batch: raise "
+                     "train_micro_batch_size_per_gpu and train_batch_size (",
+                     more, "; changes results)");
+  };
+  const std::string without_offload_param =
+      "leave zero_optimization.offload_param out (parameters on the device, "
+      "more of its memory)";
   const std::string bf16 =
       "set communication_data_type to \"bf16\" (half the bytes of gradients, "
       "rounded)";
@@ -60,7 +77,7 @@ std::vector<Rule> RulesFor(const Config& config,
        zero.stage < 3 &&
            zero.allgather_bucket_size < ZeroConfig().allgather_bucket_size,
        "raise zero_optimization.allgather_bucket_size (fewer, larger gathers)"},
-      {Channel::kGather, zero.stage < 3, larger_batch + "gather)"},
+      {Channel::kGather, zero.stage < 3, larger_batch("gathers")},
       {Channel::kGather,
        zero.stage == 3 && zero.stage3_prefetch_bucket_size == 0,
        "leave zero_optimization.stage3_prefetch_bucket_size out"},
@@ -75,7 +92,9 @@ std::vector<Rule> RulesFor(const Config& config,
        absl::StrFormat("set zero_optimization.stage to 2 (gathers once per "
                        "step instead of %.3g times, more memory)",
                        situation.gathers)},
-      {Channel::kGather, zero.stage == 3, larger_micro_batch("gather")},
+      {Channel::kGather, zero.stage == 3 && !units_stay,
+       larger_micro_batch("gather")},
+      {Channel::kGather, zero.stage == 3, larger_batch("gathers")},
       {Channel::kReduce,
        zero.reduce_bucket_size < ZeroConfig().reduce_bucket_size,
        "raise zero_optimization.reduce_bucket_size (fewer, larger reductions)"},
@@ -85,20 +104,24 @@ std::vector<Rule> RulesFor(const Config& config,
                     micro_steps, " times, more memory)")},
       {Channel::kReduce, fp32, bf16},
       {Channel::kReduce, zero.stage >= 2, larger_micro_batch("reduction")},
-      {Channel::kReduce, zero.stage < 2, larger_batch + "reduction)"},
+      {Channel::kReduce, zero.stage < 2, larger_batch("reductions")},
       {Channel::kAcross, fp32, bf16},
-      {Channel::kAcross, true, larger_batch + "sum over groups)"},
+      {Channel::kAcross, true, larger_batch("sums over groups")},
       {Channel::kAcross, true,
        "raise zero_optimization.mics_shard_size (fewer groups, larger ones)"},
-      {Channel::kHost, true, larger_batch + "update)"},
+      {Channel::kHost, fetches && !units_stay, larger_micro_batch("fetch")},
+      {Channel::kHost, fetches, without_offload_param},
+      {Channel::kHost, true, larger_batch("updates")},
       {Channel::kHost, true,
        "leave zero_optimization.offload_optimizer out (all on the device, more "
        "of its memory)"},
-      {Channel::kDisk, true, larger_batch + "update)"},
+      {Channel::kDisk, reads && !units_stay, larger_micro_batch("fetch")},
+      {Channel::kDisk, reads, without_offload_param},
+      {Channel::kDisk, true, larger_batch("updates")},
       {Channel::kDisk, true,
        "set zero_optimization.offload_optimizer.device to \"cpu\" (more of the "
        "host's memory)"},
-      {Channel::kScalar, true, larger_batch + "agreement)"},
+      {Channel::kScalar, true, larger_batch("agreements")},
   };
 }
 

@@ -19,7 +19,7 @@ struct OverlapSituation {
   int cores = 1;     // that compute for the ranks; with GPUs one each
   std::string link;  // the simulated link; empty: none
   // How often a step gathers the parameters, by bytes: 1 if all units stay in
-  // place.
+  // place; NaN for one rank, which gathers nothing.
   double gathers = 0;
 };
 

@@ -6,6 +6,7 @@
 namespace zero {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -68,35 +69,37 @@ TEST(OverlapAdviceTest, TheKeyIsOneOfTheChannelThatWasWaitedFor) {
   config.zero_optimization.overlap_comm = false;
   EXPECT_THAT(
       Advice(config, Channel::kScalar),
-      EndsWith("slowest: raise gradient_accumulation_steps, and with it "
-               "train_batch_size, which changes training (a larger "
-               "batch per agreement)"));
+      EndsWith("slowest: train with a larger batch: raise "
+               "gradient_accumulation_steps and train_batch_size (fewer "
+               "agreements per token; changes results)"));
   EXPECT_THAT(Advice(config, Channel::kAcross), HasSubstr("overlap_comm"));
 }
 
 TEST(OverlapAdviceTest, NamesOnlyWhatTheRunDoesNotDoYet) {
   Config config;
   config.zero_optimization.stage = 3;
-  // All units stay in place.
-  config.gradient_accumulation_steps = 4;
-  EXPECT_THAT(OverlapAdvice(config, {.waited = MostlyFor(Channel::kGather),
-                                     .gathers = 1}),
-              EndsWith(": raise train_micro_batch_size_per_gpu, and lower "
-                       "gradient_accumulation_steps by the same factor (more "
-                       "computation per "
-                       "gather, more activations)"));
+  // All units stay in place: no split of the batch gathers less.
+  const OverlapSituation units_stay = {.waited = MostlyFor(Channel::kGather),
+                                       .gathers = 1};
+  for (const int64_t micro_steps : {1, 4}) {
+    config.gradient_accumulation_steps = micro_steps;
+    EXPECT_THAT(
+        OverlapAdvice(config, units_stay),
+        EndsWith("gathered: train with a larger batch: raise "
+                 "gradient_accumulation_steps and train_batch_size (fewer "
+                 "gathers per token; changes results)"));
+  }
   config.gradient_accumulation_steps = 1;
-  EXPECT_THAT(
-      OverlapAdvice(config,
-                    {.waited = MostlyFor(Channel::kGather), .gathers = 1}),
-      EndsWith(": raise train_micro_batch_size_per_gpu, and with it "
-               "train_batch_size, which changes training (more computation "
-               "per gather, more activations)"));
+  EXPECT_THAT(Advice(config, Channel::kGather),
+              EndsWith(", or train with a larger batch: raise "
+                       "train_micro_batch_size_per_gpu and train_batch_size "
+                       "(more computation per gather, more activations; "
+                       "changes results)"));
   config.zero_optimization.stage = 1;
   EXPECT_THAT(Advice(config, Channel::kGather),
-              EndsWith(": raise gradient_accumulation_steps, and with it "
-                       "train_batch_size, which changes training (a larger "
-                       "batch per gather)"));
+              EndsWith(": train with a larger batch: raise "
+                       "gradient_accumulation_steps and train_batch_size "
+                       "(fewer gathers per token; changes results)"));
   config.zero_optimization.allgather_bucket_size = 1000;
   EXPECT_THAT(Advice(config, Channel::kGather),
               HasSubstr("raise zero_optimization.allgather_bucket_size"));
@@ -107,12 +110,54 @@ TEST(OverlapAdviceTest, NamesOnlyWhatTheRunDoesNotDoYet) {
   config.communication.algorithm = CommunicationAlgorithm::kDirect;
   config.communication_data_type = DType::kBF16;
   EXPECT_THAT(Advice(config, Channel::kReduce),
-              EndsWith(": raise gradient_accumulation_steps, and with it "
-                       "train_batch_size, which changes training (a larger "
-                       "batch per reduction)"));
+              EndsWith(": train with a larger batch: raise "
+                       "gradient_accumulation_steps and train_batch_size "
+                       "(fewer reductions per token; changes results)"));
   config.zero_optimization.reduce_bucket_size = 1000;
   EXPECT_THAT(Advice(config, Channel::kReduce),
               HasSubstr("raise zero_optimization.reduce_bucket_size"));
+}
+
+constexpr char kFetchLess[] =
+    ": raise train_micro_batch_size_per_gpu, and lower "
+    "gradient_accumulation_steps by the same factor (more computation per "
+    "fetch, more activations), or leave zero_optimization.offload_param out "
+    "(parameters on the device, more of its memory)";
+
+// Every micro-step fetches the parameters, but only the last updates.
+TEST(OverlapAdviceTest, ParametersOfTheHostAreFetchedInEveryMicroStep) {
+  Config config;
+  config.zero_optimization.stage = 3;
+  config.gradient_accumulation_steps = 4;
+  config.zero_optimization.set_offload(Offload::kAll);
+  EXPECT_THAT(Advice(config, Channel::kHost), EndsWith(kFetchLess));
+  // Units that stay in place are fetched once.
+  EXPECT_THAT(OverlapAdvice(
+                  config, {.waited = MostlyFor(Channel::kHost), .gathers = 1}),
+              AllOf(HasSubstr(": leave zero_optimization.offload_param out"),
+                    EndsWith("(fewer updates per token; changes results)")));
+  config.zero_optimization.set_offload(Offload::kOptimizer);
+  EXPECT_THAT(
+      Advice(config, Channel::kHost),
+      AllOf(HasSubstr("(fewer updates per token; changes results), or "),
+            HasSubstr("leave zero_optimization.offload_optimizer out"),
+            Not(HasSubstr("micro_batch"))));
+}
+
+TEST(OverlapAdviceTest, ParametersOfTheDiskAreReadInEveryMicroStep) {
+  Config config;
+  config.zero_optimization.stage = 3;
+  config.gradient_accumulation_steps = 4;
+  config.zero_optimization.offload_optimizer = OffloadDevice::kNvme;
+  config.zero_optimization.offload_param = OffloadDevice::kNvme;
+  EXPECT_THAT(Advice(config, Channel::kDisk), EndsWith(kFetchLess));
+  // The disk has only the optimizer's states.
+  config.zero_optimization.offload_param = OffloadDevice::kCpu;
+  EXPECT_THAT(
+      Advice(config, Channel::kDisk),
+      AllOf(HasSubstr("(fewer updates per token; changes results), or "),
+            HasSubstr("offload_optimizer.device to \"cpu\""),
+            Not(HasSubstr("micro_batch"))));
 }
 
 TEST(OverlapAdviceTest, RanksThatShareCoresAreTheCauseUnlessALinkIsSlow) {
