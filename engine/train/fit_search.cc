@@ -1,6 +1,7 @@
 #include "engine/train/fit_search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <set>
 #include <tuple>
@@ -124,6 +125,25 @@ Config WithSettings(Config config, const FitSettings& settings) {
   return config;
 }
 
+DeviceShare DeviceShareOf(const Rank& rank, const FitLimits& limits) {
+  const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
+  const int64_t late = loads_late ? kLateKernelsBytes : 0;
+  const int64_t budget = rank.memory.device_budget;
+  if (budget > 0) return {.bytes = budget, .late_bytes = late};
+  // Ranks that share a GPU share its loaded kernels.
+  const int64_t share = late / SharersOf(rank);
+  return {.bytes = limits.device + share, .late_bytes = share};
+}
+
+std::string LimitText(int64_t bytes) {
+  constexpr double kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30;
+  const double unit = bytes >= kGiB ? kGiB : bytes >= kMiB ? kMiB : kKiB;
+  const double parts = bytes >= kGiB ? 100 : 10;
+  // 1.2 GiB are no whole bytes: one more makes up for those that were cut off.
+  const double whole = std::floor((bytes + 1.0) / unit * parts);
+  return HumanBytes(whole / parts * unit);
+}
+
 std::string DiskFolderOf(const Config& config) {
   FitSettings on_disk = SettingsOf(config);
   on_disk.offload = Offload::kOptimizer;
@@ -211,7 +231,7 @@ FitSearch::Shortage FitSearch::Short(const FitProposal& needs,
 // micro-step there is no sum of gradients during backward, so it may take less
 // than several; among several the peak grows with the micro-batch.
 void FitSearch::Try(FitSettings settings, const FitLimits& limits,
-                    std::vector<FitProposal>* found) {
+                    Tried* tried) {
   const auto splits = SplitsOf(config_, settings.recompute);
   FitProposal priced;
   const auto fits = [&](size_t i) {
@@ -222,7 +242,7 @@ void FitSearch::Try(FitSettings settings, const FitLimits& limits,
       if (!price.ok()) return false;  // more tokens than kernels take
       priced = *price;
       if (Short(priced, limits).none()) return true;
-      too_large_.push_back(priced);
+      tried->too_large.push_back(priced);
     }
     return false;
   };
@@ -230,9 +250,9 @@ void FitSearch::Try(FitSettings settings, const FitLimits& limits,
   size_t own = 0;
   while (splits[own].first != config_.train_micro_batch_size_per_gpu) ++own;
   const bool own_fits = fits(own);
-  if (own_fits) found->push_back(priced);
+  if (own_fits) tried->fits.push_back(priced);
   if (own < whole && fits(whole)) {
-    found->push_back(priced);
+    tried->fits.push_back(priced);
     return;
   }
   // The first `fitting` fit; from `ends` on none does.
@@ -248,11 +268,10 @@ void FitSearch::Try(FitSettings settings, const FitLimits& limits,
       ends = middle;
     }
   }
-  if (fitting > known) found->push_back(best);
+  if (fitting > known) tried->fits.push_back(best);
 }
 
-std::vector<FitProposal> FitSearch::FindFits(const FitLimits& limits,
-                                             bool on_disk) {
+FitSearch::Tried FitSearch::TryAll(const FitLimits& limits, bool on_disk) {
   const ZeroConfig& zero = config_.zero_optimization;
   const int64_t world = rank_.world();
   const int64_t node = speed_.ranks_per_node;
@@ -260,7 +279,7 @@ std::vector<FitProposal> FitSearch::FindFits(const FitLimits& limits,
   if (node < world && world % node == 0) groups.insert(node);
   // If the host's memory is the device's, offload saves nothing.
   const bool offloads = on_disk || !rank_.one_memory();
-  std::vector<FitProposal> found;
+  Tried tried;
   for (const Offload offload : kOffloads) {
     if (!offloads && offload != Offload::kNone && offload != zero.offload()) {
       continue;
@@ -283,26 +302,29 @@ std::vector<FitProposal> FitSearch::FindFits(const FitLimits& limits,
                .recompute = recompute,
                .offload = offload,
                .on_disk = on_disk},
-              limits, &found);
+              limits, &tried);
         }
       }
     }
   }
-  return found;
+  return tried;
+}
+
+absl::StatusOr<bool> FitSearch::DiskMayHelp(const FitLimits& limits) {
+  if (!config_.zero_optimization.may_use_disk()) return false;
+  ZERO_ASSIGN_OR_RETURN(const FitProposal least, Price(SmallestSettings()));
+  return least.host_gradient_bytes <=
+         (rank_.one_memory() ? limits.device : limits.host);
 }
 
 absl::StatusOr<std::vector<FitProposal>> FitSearch::Propose(
     const FitLimits& limits) {
   ZERO_RETURN_IF_ERROR(Price(SettingsOf(config_)).status());
-  std::vector<FitProposal> found = FindFits(limits, /*on_disk=*/false);
-  // A disk is slow, and excludes other orders of updates.
-  if (found.empty() && config_.zero_optimization.may_use_disk()) {
-    // Checked early: a model without room has many units.
-    ZERO_ASSIGN_OR_RETURN(const FitProposal least, Price(SmallestSettings()));
-    if (least.host_gradient_bytes <=
-        (rank_.one_memory() ? limits.device : limits.host)) {
-      found = FindFits(limits, /*on_disk=*/true);
-    }
+  std::vector<FitProposal> found = TryAll(limits, /*on_disk=*/false).fits;
+  if (found.empty()) {
+    // A disk is slow, and excludes other orders of updates.
+    ZERO_ASSIGN_OR_RETURN(const bool disk_may_help, DiskMayHelp(limits));
+    if (disk_may_help) found = TryAll(limits, /*on_disk=*/true).fits;
   }
   // Of equals, the one with the shortest patch.
   const auto key = [&](const FitProposal& fit) {
@@ -334,22 +356,29 @@ FitSettings FitSearch::SmallestSettings() const {
 }
 
 // Where nothing fits, a search has tried each setting's smallest micro-batch
-// and its largest, and so what takes the least.
-FitProposal FitSearch::LeastShort(const FitLimits& limits) {
+// and its largest, and so what takes the least. Searching again, now with no
+// memory at all, is nearly free: every price is cached.
+absl::StatusOr<FitProposal> FitSearch::LeastShort(const FitLimits& limits) {
   constexpr FitLimits kNothing = {.device = 0, .host = 0, .disk = 0};
-  too_large_.clear();
-  std::vector<FitProposal> none = FindFits(kNothing, /*on_disk=*/false);
-  // Propose may have left the disk out.
-  if (config_.zero_optimization.may_use_disk()) {
-    Try(SmallestSettings(), kNothing, &none);
+  std::vector<FitProposal> candidates =
+      TryAll(kNothing, /*on_disk=*/false).too_large;
+  Tried on_disk;
+  ZERO_ASSIGN_OR_RETURN(const bool disk_may_help, DiskMayHelp(limits));
+  if (disk_may_help) {
+    on_disk = TryAll(kNothing, /*on_disk=*/true);
+  } else if (config_.zero_optimization.may_use_disk()) {
+    // Propose left the disk out, so a search would not be free.
+    Try(SmallestSettings(), kNothing, &on_disk);
   }
-  ZERO_CHECK(!too_large_.empty()) << "not even the config as it is";
+  candidates.insert(candidates.end(), on_disk.too_large.begin(),
+                    on_disk.too_large.end());
+  ZERO_CHECK(!candidates.empty()) << "not even the config as it is";
   const auto key = [&](const FitProposal& fit) {
     const Shortage shortage = Short(fit, limits);
     return std::tuple(shortage.disk, shortage.device, shortage.host,
-                      shortage.device ? fit.peak_bytes : fit.host_bytes);
+                      shortage.device ? fit.peak_bytes : 0, fit.host_bytes);
   };
-  return *std::min_element(too_large_.begin(), too_large_.end(),
+  return *std::min_element(candidates.begin(), candidates.end(),
                            [&](const FitProposal& a, const FitProposal& b) {
                              return key(a) < key(b);
                            });
@@ -373,45 +402,46 @@ absl::StatusOr<std::string> FitSearch::NothingFits(const FitLimits& limits) {
           "set nvme_path to a folder on a larger disk",
           DiskFolderOf(config_),
           HumanBytesUp(static_cast<double>(least->disk_bytes)),
-          HumanBytes(static_cast<double>(limits.disk)));
+          LimitText(limits.disk));
     }
   }
-  const FitProposal least = LeastShort(limits);
+  ZERO_ASSIGN_OR_RETURN(const FitProposal least, LeastShort(limits));
   const Shortage shortage = Short(least, limits);
-  const bool on_gpu = rank_.device->kind() == DeviceKind::kCuda;
-  const int64_t late = on_gpu ? kLateKernelsBytes : 0;
-  std::vector<std::string> needs;
-  const auto add = [&](int64_t limit, const char* key, const std::string& of,
-                       int64_t needed) {
+  // Some candidate needs no disk.
+  ZERO_CHECK(!shortage.disk && !shortage.none());
+  const DeviceShare share = DeviceShareOf(rank_, limits);
+  std::vector<std::string> needs, budgets;
+  const auto add = [&](int64_t needed, const std::string& of, int64_t limit,
+                       bool is_budget, const char* key) {
     needs.push_back(absl::StrCat(
-        "a rank may take ", HumanBytes(static_cast<double>(limit)), key, " of ",
-        of, " and needs at least ", HumanBytesUp(static_cast<double>(needed))));
+        "a rank needs at least ", HumanBytesUp(static_cast<double>(needed)),
+        " of ", of, " and may take ", LimitText(limit),
+        is_budget ? absl::StrCat(" (", key, ")") : ""));
+    if (is_budget) budgets.push_back(key);
   };
   if (shortage.device) {
-    add(limits.device + late,
-        rank_.memory.device_budget > 0 ? " (--device-memory)" : "",
-        "the device's memory", least.peak_bytes + late);
-    if (on_gpu) {
-      absl::StrAppend(&needs.back(), ", ",
-                      HumanBytes(static_cast<double>(late)),
-                      " of it for kernels that load later");
-    }
+    const std::string late =
+        share.late_bytes == 0
+            ? ""
+            : absl::StrCat(" (", HumanBytes(share.late_bytes),
+                           " of it for kernels that load later)");
+    add(least.peak_bytes + share.late_bytes, "the device's memory" + late,
+        share.bytes, rank_.memory.device_budget > 0, "--device-memory");
   }
   if (shortage.host) {
-    add(limits.host, rank_.memory.host_budget > 0 ? " (--host-memory)" : "",
-        "the host's memory", least.host_bytes);
+    add(least.host_bytes, "the host's memory", limits.host,
+        rank_.memory.host_budget > 0, "--host-memory");
   }
-  if (shortage.disk) {
-    add(limits.disk, "",
-        absl::StrCat("the disk at '", DiskFolderOf(config_), "'"),
-        least.disk_bytes);
-  }
+  const bool on_gpu = rank_.device->kind() == DeviceKind::kCuda;
   return absl::StrCat(
       "with this global batch nothing fits, whatever the stage, the recompute "
       "and the micro-batch: ",
       shortage.device ? "" : "with offload the device has room, but ",
-      absl::StrJoin(needs, "; "),
-      "; take a shorter data.sequence_length, a smaller model or ",
+      absl::StrJoin(needs, "; "), "; ",
+      budgets.empty()
+          ? ""
+          : absl::StrCat("raise ", absl::StrJoin(budgets, " and "), ", or "),
+      "take a shorter data.sequence_length, a smaller model or ",
       !shortage.device ? "more ranks, on other hosts"
       : on_gpu         ? "more ranks, on GPUs of their own"
                        : "a machine with more memory");

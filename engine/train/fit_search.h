@@ -60,6 +60,18 @@ struct FitLimits {
   int64_t disk = INT64_MAX;
 };
 
+// A rank's share of its device's memory as messages name it: FitLimits::device
+// leaves out what kernels take that a GPU's driver loads late.
+struct DeviceShare {
+  int64_t bytes;       // the budget, if there is one
+  int64_t late_bytes;  // kept for such kernels; more than a tiny budget has
+};
+DeviceShare DeviceShareOf(const Rank& rank, const FitLimits& limits);
+
+// HumanBytes rounded down, so that a limit reads lower than a need above it.
+// A fraction that was given, such as 1.2 GiB, reads as given.
+std::string LimitText(int64_t bytes);
+
 // The folder of the disk that proposals use.
 std::string DiskFolderOf(const Config& config);
 
@@ -91,15 +103,20 @@ class FitSearch {
   // not fit. Errors: those of rehearsing the config's own settings.
   absl::StatusOr<std::vector<FitProposal>> Propose(const FitLimits& limits);
 
-  // Why there are no proposals, and what to do. Names the memory that is too
-  // small: the device's, the host's or the disk; and how much of it is enough.
+  // Why there are no proposals, and what to do. Names each memory that is too
+  // small, the device's, the host's or the disk, and how much of it is enough.
   // REQUIRES: Propose(limits) is empty.
   absl::StatusOr<std::string> NothingFits(const FitLimits& limits);
 
  private:
-  std::vector<FitProposal> FindFits(const FitLimits& limits, bool on_disk);
-  void Try(FitSettings settings, const FitLimits& limits,
-           std::vector<FitProposal>* found);
+  struct Tried {
+    std::vector<FitProposal> fits, too_large;
+  };
+  Tried TryAll(const FitLimits& limits, bool on_disk);
+  void Try(FitSettings settings, const FitLimits& limits, Tried* tried);
+  // Whether a disk may leave enough room. Checked early: a model without room
+  // has many units.
+  absl::StatusOr<bool> DiskMayHelp(const FitLimits& limits);
   // One sequence, with everything offloaded: no proposal takes less of the
   // device, unless its states are less than what offload adds.
   FitSettings SmallestSettings() const;
@@ -109,16 +126,15 @@ class FitSearch {
     bool none() const { return !disk && !device && !host; }
   };
   Shortage Short(const FitProposal& needs, const FitLimits& limits) const;
-  // Of what does not fit, that which lacks the least of one memory. The host's
-  // comes before the device's, as it can be larger.
-  FitProposal LeastShort(const FitLimits& limits);
+  // The candidate to name: short of the host's memory only if there is one,
+  // else of the device's; of these, the one that needs least.
+  absl::StatusOr<FitProposal> LeastShort(const FitLimits& limits);
 
   const Rank& rank_;
   const Config& config_;
   const ModelTools& tools_;
   const MachineSpeed speed_;
   std::map<FitSettings, FitProposal> priced_;
-  std::vector<FitProposal> too_large_;  // that were tried
 };
 
 }  // namespace zero

@@ -546,18 +546,20 @@ class CliTest(unittest.TestCase):
         result = self.zero(*args, "--fit", "--device-memory", "1MiB")
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertRegex(result.stdout,
-                         "fit: with this global batch nothing fits.*: a rank may "
-                         "take 1.0 MiB .--device-memory. of the device's memory "
-                         "and needs at least ")
+                         "fit: with this global batch nothing fits.*: a rank "
+                         "needs at least [0-9.]+ MiB of the device's memory and "
+                         "may take 1.0 MiB .--device-memory.; raise "
+                         "--device-memory, or take ")
         self.assertIn("--fit: no change makes config.json fit", result.stderr)
         result = self.zero(*args, "--fit", "--device", "cuda",
                            "--device-memory", "150MiB")
         self.assertEqual(result.stdout.count(
-            "may take 22.0 MiB (128.0 MiB less, for kernels that load later)"), 1)
+            "may take 150.0 MiB, 128.0 MiB of it kept for kernels that load "
+            "later\n"), 1)
         self.assertRegex(result.stdout,
-                         ": a rank may take 150.0 MiB .--device-memory. of the "
-                         "device's memory and needs at least [0-9.]+ MiB, 128.0 "
-                         "MiB of it for kernels that load later; take ")
+                         ": a rank needs at least [0-9.]+ MiB of the device's "
+                         "memory .128.0 MiB of it for kernels that load later. "
+                         "and may take 150.0 MiB .--device-memory.; raise ")
         result = self.zero(*args, "--fit", "--device", "cuda",
                            "--device-memory", "1200MiB", "--host-memory", "1MiB",
                            "--set", 'model={"preset": "gpt2"}',
@@ -565,8 +567,9 @@ class CliTest(unittest.TestCase):
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertRegex(result.stdout,
                          "nothing fits.*: with offload the device has room, but "
-                         "a rank may take 1.0 MiB .--host-memory. of the host's "
-                         "memory and needs at least ")
+                         "a rank needs at least [0-9.]+ MiB of the host's memory "
+                         "and may take 1.0 MiB .--host-memory.; raise "
+                         "--host-memory, or take ")
         result = self.zero(*args, "--fit", "--device-memory", "1MiB",
                            "--fit-config", "other.json")
         self.assertEqual(result.returncode, 1)

@@ -530,15 +530,18 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
     result.stopped = MeasureAll(
         *folder, TakeableBytes(*rank.device) / SharersOf(rank), &result.rows);
   }
+  const DeviceShare share = DeviceShareOf(rank, limits);
   result.title = absl::StrFormat(
       "memory of each of %s at the peak of a step: micro-batch %d x %d "
       "tokens, on %s, where a rank may take %s%s",
       Counted(run.ranks, "rank"), config.train_micro_batch_size_per_gpu,
       config.data.sequence_length, planned.device->info().name,
-      HumanBytes(static_cast<double>(memory)),
-      on_gpu ? absl::StrCat(" (", HumanBytes(kLateKernelsBytes),
-                            " less, for kernels that load later)")
-             : "");
+      LimitText(share.bytes),
+      share.late_bytes > 0
+          ? absl::StrCat(", ",
+                         HumanBytes(std::min(share.late_bytes, share.bytes)),
+                         " of it kept for kernels that load later")
+          : "");
   return result;
 }
 

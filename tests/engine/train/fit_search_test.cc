@@ -86,14 +86,17 @@ TEST_F(FitSearchTest, WhereNothingFitsThereIsNoProposal) {
   EXPECT_TRUE(Fits(1 << 20).empty());
 }
 
-// The bytes that --device-memory takes from "needs at least 1.5 MiB".
-int64_t AmountIn(const std::string& advice) {
+// The bytes that an option takes from "needs at least 1.5 MiB of `memory`".
+int64_t AmountIn(const std::string& advice,
+                 const std::string& memory = "the ") {
+  const std::string needs = "needs at least ";
   double amount = 0;
   char unit = ' ';
-  const size_t at = advice.find("needs at least ");
-  EXPECT_NE(at, std::string::npos) << advice;
+  const size_t end = advice.find(" of " + memory);
+  const size_t at = advice.rfind(needs, end);
+  EXPECT_TRUE(end != std::string::npos && at != std::string::npos) << advice;
   if (at != std::string::npos) {
-    std::sscanf(advice.c_str() + at, "needs at least %lf %c", &amount, &unit);
+    std::sscanf(advice.c_str() + at + needs.size(), "%lf %c", &amount, &unit);
   }
   return static_cast<int64_t>(amount * (unit == 'G'   ? 1 << 30
                                         : unit == 'M' ? 1 << 20
@@ -301,18 +304,30 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
     return *search.NothingFits(limits);
   };
   EXPECT_NE(reason(little_host)
-                .find("with offload the device has room, but a rank may take "),
+                .find("with offload the device has room, but a rank needs at "
+                      "least "),
             std::string::npos)
       << reason(little_host);
   EXPECT_NE(
       reason({.device = 1 << 20, .host = int64_t{1} << 40})
-          .find(": a rank may take 129.0 MiB of the device's memory and needs "
-                "at least "),
+          .find(" MiB of the device's memory (128.0 MiB of it for kernels "
+                "that load later) and may take 129.0 MiB; take a "
+                "shorter"),
       std::string::npos);
   // As much as is named is enough, with what is left for kernels.
   const int64_t host = AmountIn(reason(little_host));
   EXPECT_GT(host, little_host.host);
   EXPECT_FALSE(fits_in({.device = least - 1, .host = host}).empty());
+  // With room for the gradients all settings with a disk are searched, and the
+  // one that needs least is named: its parameters are on the device.
+  const FitLimits gradients = {.device = least - 1,
+                               .host = swapped.host_gradient_bytes};
+  ASSERT_TRUE(fits_in(gradients).empty());
+  const int64_t less = AmountIn(reason(gradients));
+  EXPECT_LT(less, host);
+  EXPECT_FALSE(fits_in({.device = least - 1, .host = less}).empty());
+  EXPECT_TRUE(
+      fits_in({.device = least - 1, .host = less - (1 << 20) / 10}).empty());
   const int64_t enough =
       AmountIn(reason({.device = 1 << 20, .host = int64_t{1} << 40})) -
       kLateKernelsBytes;
@@ -340,6 +355,65 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   const FitLimits half = {.device = least - 1, .host = fit.host_bytes / 2};
   EXPECT_TRUE(delayed.Propose(half)->empty());
   EXPECT_GT(AmountIn(*delayed.NothingFits(half)), half.host);
+}
+
+// Both memories are too small: what is named of each is enough with the other.
+// On a GPU the copy that checkpoints are written from is the host's, so the
+// device needs as much without it.
+TEST(FitSearchOfGpusTest, BothAmountsTogetherAreEnough) {
+  Config config = SmallConfig(/*length=*/16, /*micro_batch=*/1);
+  config.model.num_hidden_layers = 4;
+  config.model.hidden_size = 512;
+  config.training.save_every = 10;
+  config.zero_optimization.delayed_update = true;  // which excludes disks
+  const auto device = MakeAssumedGpu({});
+  const Rank rank = MakeSoloRank(*device);
+  const ModelTools tools = TestModelTools();
+  FitSearch search(rank, config, tools, AssumedSpeedOf(*device));
+  FitLimits limits = {.device = 1 << 20, .host = 1 << 20};
+  ASSERT_TRUE(search.Propose(limits)->empty());
+  const std::string reason = *search.NothingFits(limits);
+  limits.device = AmountIn(reason, "the device's") - kLateKernelsBytes;
+  limits.host = AmountIn(reason, "the host's");
+  EXPECT_FALSE(search.Propose(limits)->empty()) << reason;
+  limits.host -= (1 << 20) / 10;  // of what is printed
+  EXPECT_TRUE(search.Propose(limits)->empty()) << reason;
+}
+
+// Messages name what was given, or a GPU's share: kernels that load late, which
+// ranks on one GPU share, are part of it.
+TEST(FitSearchOfGpusTest, TheLimitThatIsNamedIsTheOneThatWasGiven) {
+  const Config config = SmallConfig(/*length=*/16, /*micro_batch=*/1);
+  const auto device = MakeAssumedGpu({});
+  Rank rank = MakeSoloRank(*device, /*rank=*/0, /*world=*/4);
+  const ModelTools tools = TestModelTools();
+  const auto reason = [&] {
+    FitSearch search(rank, config, tools, AssumedSpeedOf(*device));
+    FitLimits limits = {.device = TakeableBytes(rank), .host = 1};
+    if (rank.memory.device_budget == 0) limits.device = 1 << 20;
+    return *search.NothingFits(limits);
+  };
+  rank.memory.device_budget = 100 << 20;
+  EXPECT_NE(reason().find("and may take 100.0 MiB (--device-memory)"),
+            std::string::npos)
+      << reason();
+  EXPECT_NE(reason().find("; raise --device-memory, or take a shorter"),
+            std::string::npos)
+      << reason();
+  rank.memory.device_budget = 0;
+  EXPECT_NE(reason().find("(32.0 MiB of it for kernels that load later) and "
+                          "may take 33.0 MiB; take a shorter"),
+            std::string::npos)
+      << reason();
+}
+
+TEST(FitSearchOfGpusTest, ALimitIsRoundedDown) {
+  EXPECT_EQ(LimitText((int64_t{3} << 29) - 2), "1.49 GiB");
+  EXPECT_EQ(LimitText(int64_t{3} << 29), "1.50 GiB");
+  EXPECT_EQ(LimitText(static_cast<int64_t>(1.2 * (1 << 30))), "1.20 GiB");
+  EXPECT_EQ(LimitText(150 << 20), "150.0 MiB");
+  EXPECT_EQ(LimitText((150 << 20) - 2), "149.9 MiB");
+  EXPECT_EQ(LimitText(0), "0.0 KiB");
 }
 
 // Of every stage, recompute and offload, at the config's micro-batch: none that
