@@ -237,16 +237,28 @@ TEST(CudaStepTest, EveryStageGivesTheSameBits) {
   }
 }
 
+// Also while the host updates, copies and files of the last one are underway.
 TEST(CudaStepTest, AStepThatBeginsBeforeTheLastOneIsFinishedHasItsBits) {
   struct Way {
     int world, stage;
+    StateHomes homes = {};
   };
-  for (const auto& [world, stage] : {Way{1, 0}, Way{2, 1}, Way{2, 3}}) {
-    SCOPED_TRACE(testing::Message() << world << " ranks, stage " << stage);
+  const TempDir folder;
+  for (const auto& [world, stage, homes] :
+       {Way{1, 0}, Way{2, 1}, Way{2, 3}, Way{2, 1, {.optimizer = Home::kHost}},
+        Way{2, 3, {Home::kHost, Home::kHost}},
+        Way{1, 3, {.optimizer = Home::kNvme}},
+        Way{2, 3, {Home::kNvme, Home::kNvme}}}) {
+    SCOPED_TRACE(testing::Message()
+                 << world << " ranks, stage " << stage << ", parameters in "
+                 << static_cast<int>(homes.parameters) << ", optimizer in "
+                 << static_cast<int>(homes.optimizer));
     Job job = JobOf(ModelFamily::kGpt2, DType::kBF16);
     job.world = world;
     job.micro_steps = 2;
     job.options = AtStage(job.options, stage);
+    job.options.plan.homes = homes;
+    job.options.swap.path = folder.path();
     const Outcome want = Train(job, Gpu);
     job.ahead = true;
     EXPECT_EQ(Train(job, Gpu), want);
