@@ -374,8 +374,9 @@ TEST_F(CheckpointsTest, ARunThatDivergesFinishesTheOneUnderWay) {
 
 TEST_F(CheckpointsTest, ALostRankGivesUpTheOneUnderWay) {
   const Outcome outcome = Train({.in_step =
-                                     [](Trainer&, int rank, int step) {
+                                     [this](Trainer&, int rank, int step) {
                                        if (rank == 1 && step == 5) {
+                                         AwaitStep(5);  // as the write does
                                          throw std::runtime_error("lost");
                                        }
                                      },
