@@ -171,19 +171,30 @@ int64_t WriterBytes(const Config& config, Executor& executor,
   return bytes;
 }
 
-// What MPI takes in a process once ranks exchange messages.
-// configs/gpt2_tiny.json on two processes took 6 to 7 MiB with Open MPI 4.1.
-constexpr int64_t kMpiBytes = int64_t{7} << 20;
+// What MPI takes in a process once ranks exchange messages, and for each other
+// process on the host. With Open MPI 4.1 two processes took 11 MiB each, four
+// 14 to 15, eight 20.
+constexpr int64_t kMpiBytes = int64_t{19} << 19;
+constexpr int64_t kMpiPeerBytes = int64_t{3} << 19;
 
-// This rank's share of the memory taken when the device was opened, and, if the
-// host's memory is the device's, of MPI's, its batch buffers and `writers`.
-int64_t FixedBytes(const Rank& rank, const TransientBytes& transient,
-                   int64_t writers) {
+// What oneDNN takes in a process for products of one row: code and kernels.
+// fp32 samples took 5 to 6 MiB in configs/llama_tiny.json, 2 to 3 in GPT-2
+// 124M.
+constexpr int64_t kSampleBytes = int64_t{5} << 20;
+
+// This rank's share of the memory that the program, its libraries and the
+// device's context take, and, if the host's memory is the device's, of MPI's
+// and samples', its batch buffers and `writers`.
+int64_t FixedBytes(const Rank& rank, const Workload& workload,
+                   const TransientBytes& transient, int64_t writers) {
   const int sharers = ContextSharersOf(rank);
   const int64_t context = rank.device->memory().context_bytes / sharers;
   if (rank.device->kind() != DeviceKind::kCpu) return context;
   const bool has_mpi = sharers < rank.world();
-  return context + (has_mpi ? kMpiBytes / sharers : 0) +
+  const int peers = SharersOf(rank) / sharers - 1;
+  const int64_t mpi = has_mpi ? kMpiBytes + peers * kMpiPeerBytes : 0;
+  const int64_t samples = workload.generate_tokens > 0 ? kSampleBytes : 0;
+  return context + (mpi + samples) / sharers +
          BatchUpload::kNumBuffers * transient.upload + writers;
 }
 
@@ -387,11 +398,12 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
     rehearsal.disk_bytes = swapped->disk_bytes();
     rehearsal.disk_traffic = swapped->CountTraffic(executor->schedule());
   }
-  const int64_t writers =
-      workload.train
-          ? WriterBytes(config, *executor, *model, ContextSharersOf(rank))
-          : 0;
-  rehearsal.fixed = FixedBytes(rank, rehearsal.transient, writers);
+  if (workload.train) {
+    rehearsal.writers =
+        WriterBytes(config, *executor, *model, ContextSharersOf(rank));
+  }
+  rehearsal.fixed =
+      FixedBytes(rank, workload, rehearsal.transient, rehearsal.writers);
   rehearsal.fragmentation =
       executor->used_bytes() -
       (rehearsal.ledger.total_peak_bytes() -

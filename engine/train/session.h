@@ -137,7 +137,8 @@ struct Rehearsal {
   TransientBytes transient;
   // The permanent part of the ledger: no block's bytes.
   int64_t fixed = 0, fragmentation = 0;
-  StepWire wire;                        // of a step, with training
+  int64_t writers = 0;  // of fixed: windows through which files are written
+  StepWire wire;        // of a step, with training
   HostTraffic host_traffic;             // likewise
   int64_t disk_bytes = 0;               // of the rank's file of states; 0: none
   SwappedStates::Traffic disk_traffic;  // likewise of a step

@@ -38,8 +38,8 @@ class CpuDevice final : public Device {
 
   DeviceKind kind() const override { return DeviceKind::kCpu; }
   DeviceInfo info() const override;
-  // The memory of this process and what it may take, measured at the first
-  // call.
+  // total_bytes: what this process may take in all, measured at the first call.
+  // context_bytes: ResidentAtStart and what a run takes later beside arenas.
   DeviceMemory memory() const override;
   int64_t stream_bytes(StreamRole role) const override;
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;

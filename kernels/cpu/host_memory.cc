@@ -72,4 +72,9 @@ HostMemory ReadHostMemory(const std::string& root) {
   return memory;
 }
 
+int64_t ResidentAtStart() {
+  static const int64_t bytes = ReadHostMemory().resident;
+  return bytes;
+}
+
 }  // namespace zero::cpu

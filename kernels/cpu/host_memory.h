@@ -18,6 +18,11 @@ struct HostMemory {
 // `root` is prepended to /proc and /sys, for tests.
 HostMemory ReadHostMemory(const std::string& root = "");
 
+// HostMemory::resident at the first call. `zero` calls this first of all, so
+// that every command counts the same program: later, a command's data and
+// kernels would be in it too.
+int64_t ResidentAtStart();
+
 }  // namespace zero::cpu
 
 #endif  // ZERO_KERNELS_CPU_HOST_MEMORY_H_

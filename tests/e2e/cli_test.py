@@ -618,6 +618,17 @@ class CliTest(unittest.TestCase):
                              if line.lstrip().startswith("*"))
             self.assertEqual("barely" in table_row, barely)
 
+    def test_memory_and_train_count_the_same_program(self):
+        for ranks in ("1", "2"):
+            run = ("config.json", "--ranks", ranks)
+            row = next(row for row in map(json.loads, self.ok(
+                "memory", *run, "--json").splitlines()) if row["as_configured"])
+            self.ok("train", *run, "--set", "training.steps=1")
+            # Though zero train has loaded data and run kernels by then.
+            predicted = self.read_json("run/summary.json")["predicted_peak_bytes"]
+            self.assertAlmostEqual(predicted["fixed"], row["fixed"],
+                                   delta=1 << 20)
+
     def test_the_peak_is_the_operating_systems_within_two_percent(self):
         def peak(save_every, *args):
             result = self.zero(

@@ -85,6 +85,22 @@ class ProcessesTest(RunsTest):
                 self.assertIn('"resident":%d' % (
                     summary["peak_resident_bytes"] // ranks), file.read())
 
+    def test_memory_and_train_count_the_same_process(self):
+        launch = MPIRUN + ["-n", "2", ZERO]
+        rows = self.end(self.start(launch + ["memory", "run.json", "--json"]))
+        row = next(row for row in map(json.loads, (
+            line for line in rows.splitlines() if line.startswith("{")))
+            if row["as_configured"])
+        self.end(self.start(launch + ["train", "run.json", "--set",
+                                      "training.out_dir=run"]))
+        summary = self.summary("run")
+        predicted = summary["predicted_peak_bytes"]
+        # Though zero train has loaded MPI and data by then.
+        self.assertAlmostEqual(predicted["fixed"], row["fixed"], delta=1 << 20)
+        # MPI's part is counted without being loaded.
+        self.assertAlmostEqual(summary["peak_resident_bytes"],
+                               predicted["total"], delta=4 << 20)
+
     def test_hierarchical_sums_depend_on_the_hosts_alone(self):
         sets = ("zero_optimization.stage=2", "bf16.enabled=true",
                 "communication.algorithm=hierarchical",

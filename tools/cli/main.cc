@@ -21,6 +21,7 @@
 #include "engine/base/exceptions.h"
 #include "engine/base/nearest.h"
 #include "engine/comm/launch.h"
+#include "kernels/cpu/host_memory.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/ranks.h"
 
@@ -281,6 +282,7 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   zero::BoundSpinning(argv);
+  zero::cpu::ResidentAtStart();
   // A file above ulimit -f is an error of the write (EFBIG), as a full disk is.
   std::signal(SIGXFSZ, SIG_IGN);
   return zero::Main(argc, argv);

@@ -191,7 +191,8 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
     for (const Compared& of : compared) {
       add(of.name, of.predicted, *of.measured);
     }
-    add("peak", row.ResidentBytes(), row.measured->peak);
+    add("peak", row.ResidentBytes() - row.unmeasured_bytes(),
+        row.measured->peak);
     PrintColumns(lines);
     const auto& resident = row.measured->resident;
     for (const auto& [holder, bytes] : resident) {
@@ -641,8 +642,7 @@ void Print(const Memory& memory, const MemoryFlags& flags) {
   PrintTable(memory.rows);
   absl::PrintF(
       "note: * is the config's own; fixed: what the program, its libraries and "
-      "a GPU's context take; on the CPU zero train measures this after it has "
-      "loaded data and run its first kernels, and finds some MiB more\n"
+      "a GPU's context take\n"
       "note: computed again in backward: keep_all nothing; off norms, GELU and "
       "SwiGLU; selective and full by granularity\n");
   PrintFormulaNotes(memory.rows);

@@ -181,6 +181,9 @@ std::vector<Compared> Compare(const MemoryRow& row) {
     const auto category = static_cast<MemoryCategory>(i);
     Compared of{.name = MemoryCategoryName(category),
                 .predicted = row.rehearsal.ledger.at_peak()[i]};
+    if (category == MemoryCategory::kFixed) {
+      of.predicted -= row.unmeasured_bytes();
+    }
     if (row.measured.has_value()) {
       const auto peak = row.measured->peaks.find(of.name);
       of.measured = category == MemoryCategory::kFixed
