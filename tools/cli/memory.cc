@@ -317,17 +317,17 @@ const MemoryRow& OwnRow(const std::vector<MemoryRow>& rows) {
 }
 
 // What zero train may need of a rank's device beside the prediction. On the CPU
-// it reads `fixed` after it has loaded data and run its first kernels, and
-// finds up to 6 MiB more there than zero memory. On a GPU kLateKernelsBytes is
-// left free.
+// ResidentAtStart differs by up to 0.5 MiB between starts: which pages of
+// libraries the kernel maps at once depends on their addresses. On a GPU
+// kLateKernelsBytes is left free.
 int64_t RoomBytes(const Rank& rank) {
   if (rank.device->kind() != DeviceKind::kCpu) return 0;
-  return (int64_t{8} << 20) / ContextSharersOf(rank);
+  return (int64_t{2} << 20) / ContextSharersOf(rank);
 }
 
 // RoomBytes in words.
 constexpr char kRoom[] =
-    "the few MiB that zero train may need beside the prediction";
+    "the 2 MiB by which two starts of the program may differ";
 
 // How the config can run in the available memory.
 void PrintFits(const Memory& memory) {
@@ -341,9 +341,9 @@ void PrintFits(const Memory& memory) {
       "fit: ways to run the same training in %s a rank; %s; cheapest first; "
       "above them the config as it is, to compare\n",
       limit,
-      memory.fits_barely
-          ? absl::StrCat("none leaves free ", kRoom, ", so it may refuse them")
-          : "each leaves some MiB free");
+      memory.fits_barely ? absl::StrCat("none leaves free ", kRoom,
+                                        ", so zero train may refuse them")
+                         : "each leaves some memory free");
   std::vector<std::vector<std::string>> lines = {
       {"peak", "host", "disk", "sent/step", "FLOP/step", "seconds", ""}};
   const auto bytes = [](int64_t n) {
@@ -627,7 +627,7 @@ void PrintVerdict(const std::vector<MemoryRow>& rows) {
   }
   if (own.fits_barely()) {
     absl::StrAppend(&text, "; this leaves less than ", kRoom,
-                    ", so it may refuse the run");
+                    ", so zero train may refuse the run");
   }
   absl::PrintF("%s %s as it is: %s\n", own.run.config,
                own.fits() ? "fits" : "does not fit", text);
