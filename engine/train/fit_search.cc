@@ -425,8 +425,9 @@ absl::StatusOr<std::string> FitSearch::NothingFits(const FitLimits& limits) {
             ? ""
             : absl::StrCat(" (", HumanBytes(share.late_bytes),
                            " of it for kernels that load later)");
-    add(least.peak_bytes + share.late_bytes, "the device's memory" + late,
-        share.bytes, rank_.memory.device_budget > 0, "--device-memory");
+    add(least.peak_bytes + share.late_bytes + RoomBytes(rank_),
+        "the device's memory" + late, share.bytes,
+        rank_.memory.device_budget > 0, "--device-memory");
   }
   if (shortage.host) {
     add(least.host_bytes, "the host's memory", limits.host,

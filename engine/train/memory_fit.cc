@@ -123,6 +123,11 @@ int ContextSharersOf(const Rank& rank) {
   return sharers == 0 ? SharersOf(rank) : sharers;
 }
 
+int64_t RoomBytes(const Rank& rank) {
+  if (rank.device->kind() != DeviceKind::kCpu) return 0;
+  return (int64_t{3} << 20) / ContextSharersOf(rank);
+}
+
 int64_t TakeableBytes(const Device& device) {
   const int64_t now = device.memory().total_bytes;
   return now > 0 ? now : device.info().memory_bytes;

@@ -20,6 +20,11 @@ namespace zero {
 // they took 3 to 12 MB, with CUDA 13.0, cuBLAS 13.1 and cuDNN 9.19.
 inline constexpr int64_t kLateKernelsBytes = int64_t{128} << 20;
 
+// Bytes of a rank's device by which two starts of the program may differ. On
+// the CPU `fixed` differs by up to 1 MiB in a process: which pages of libraries
+// are mapped at once depends on their addresses. On a GPU: none.
+int64_t RoomBytes(const Rank& rank);
+
 // Ranks that share the device's memory, `rank` included.
 int SharersOf(const Rank& rank);
 // Ranks that share the host's memory, `rank` included.

@@ -592,14 +592,14 @@ class CliTest(unittest.TestCase):
                 high = middle
             else:
                 low = middle
-        # What a start of the program takes differs by some 200 KiB, and 1 MiB
-        # of each rank is room.
-        low, high = low - 384, high + 384
+        # Two starts of the program take memory that differs by some 500 KiB; 1.5
+        # MiB of each rank is room.
+        low, high = low - 640, high + 640
         self.assertIn("with this global batch nothing fits", fit(low).stdout)
         self.assertIn(warning, fit(high).stdout)
-        self.assertNotIn(warning, fit(high + 1024).stdout)
+        self.assertNotIn(warning, fit(high + 1536).stdout)
         self.assertEqual([fits_barely(memory)
-                          for memory in (low, high, high + 1024)],
+                          for memory in (low, high, high + 1536)],
                          [False, True, False])
         # So is the config as it is.
         def as_it_is(memory, *args):
@@ -610,7 +610,7 @@ class CliTest(unittest.TestCase):
             rows = map(json.loads, as_it_is(memory, "--json"))
             return next(row for row in rows if row["as_configured"])
         peak = own(1 << 30)["peak_bytes"]
-        for free, barely in ((1 << 19, True), (3 << 19, False)):
+        for free, barely in ((3 << 18, True), (5 << 19, False)):
             row = own(peak + free)
             self.assertEqual((row["fits"], row["fits_barely"]), (True, barely))
             lines = as_it_is(peak + free)

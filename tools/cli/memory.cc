@@ -316,18 +316,9 @@ const MemoryRow& OwnRow(const std::vector<MemoryRow>& rows) {
   return *own;
 }
 
-// What zero train may need of a rank's device beside the prediction. On the CPU
-// ResidentAtStart differs by up to 0.5 MiB between starts: which pages of
-// libraries the kernel maps at once depends on their addresses. On a GPU
-// kLateKernelsBytes is left free.
-int64_t RoomBytes(const Rank& rank) {
-  if (rank.device->kind() != DeviceKind::kCpu) return 0;
-  return (int64_t{2} << 20) / ContextSharersOf(rank);
-}
-
 // RoomBytes in words.
 constexpr char kRoom[] =
-    "the 2 MiB by which two starts of the program may differ";
+    "the 3 MiB by which two starts of the program may differ";
 
 // How the config can run in the available memory.
 void PrintFits(const Memory& memory) {
