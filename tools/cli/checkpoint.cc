@@ -325,10 +325,9 @@ absl::Status Verify(const std::vector<std::string>& given) {
     if (!VerifyOne(path)) ++num_damaged;
   }
   if (num_damaged == 0) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(num_damaged, " of ", paths.size(),
-                                          num_damaged == 1
-                                              ? " checkpoints is damaged"
-                                              : " checkpoints are damaged"));
+  return absl::DataLossError(
+      absl::StrCat(num_damaged, " of ", Counted(paths.size(), "checkpoint"),
+                   num_damaged == 1 ? " is damaged" : " are damaged"));
 }
 
 // ---- diff -------------------------------------------------------------------

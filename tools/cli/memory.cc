@@ -524,11 +524,11 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   }
   const DeviceShare share = DeviceShareOf(rank, limits);
   result.title = absl::StrFormat(
-      "memory of each of %s at the peak of a step: micro-batch %d x %d "
+      "memory of %s%s at the peak of a step: micro-batch %d x %d "
       "tokens, on %s, where a rank may take %s%s",
-      Counted(run.ranks, "rank"), config.train_micro_batch_size_per_gpu,
-      config.data.sequence_length, planned.device->info().name,
-      LimitText(share.bytes),
+      run.ranks == 1 ? "" : "each of ", Counted(run.ranks, "rank"),
+      config.train_micro_batch_size_per_gpu, config.data.sequence_length,
+      planned.device->info().name, LimitText(share.bytes),
       share.late_bytes > 0
           ? absl::StrCat(", ",
                          HumanBytes(std::min(share.late_bytes, share.bytes)),

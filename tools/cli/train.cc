@@ -45,10 +45,11 @@ std::string PeakText(const RunSummary& summary, const RunOptions& run) {
                          Counted(run.ranks, "rank"), " on the device; ",
                          process);
   if (summary.host_bytes > 0) {
-    absl::StrAppend(
-        &text, "; ", HumanBytes(summary.host_bytes), " of ",
-        several ? absl::StrCat("all ", run.ranks, " ranks'") : "the ranks'",
-        " memory is on the host");
+    absl::StrAppend(&text, "; ", HumanBytes(summary.host_bytes), " of ",
+                    several ? absl::StrCat("all ", run.ranks, " ranks'")
+                    : run.ranks == 1 ? "the rank's"
+                                     : "the ranks'",
+                    " memory is on the host");
   }
   return text;
 }
