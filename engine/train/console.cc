@@ -13,6 +13,14 @@ namespace {
 
 constexpr double kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 
+// Rounded to the digits that HumanBytes prints.
+double RoundedToDigits(double bytes, bool up) {
+  const double unit = bytes >= kGiB ? kGiB : bytes >= kMiB ? kMiB : kKiB;
+  const double parts = bytes >= kGiB ? 100 : 10;
+  const double digits = bytes / unit * parts;
+  return (up ? std::ceil(digits) : std::floor(digits)) / parts * unit;
+}
+
 }  // namespace
 
 void Console::EndProgress() {
@@ -88,9 +96,12 @@ std::string HumanBytes(double bytes) {
 }
 
 std::string HumanBytesUp(double bytes) {
-  const double unit = bytes >= kGiB ? kGiB : bytes >= kMiB ? kMiB : kKiB;
-  const double parts = bytes >= kGiB ? 100 : 10;
-  return HumanBytes(std::ceil(bytes / unit * parts) / parts * unit);
+  return HumanBytes(RoundedToDigits(bytes, /*up=*/true));
+}
+
+std::string HumanBytesDown(double bytes) {
+  // 1.2 GiB are no whole bytes: one more makes up for those that were cut off.
+  return HumanBytes(RoundedToDigits(bytes + 1, /*up=*/false));
 }
 
 std::string PartsText(const MemoryLedger::NamedBytes& parts) {

@@ -50,6 +50,9 @@ std::string HumanCount(double count);
 std::string HumanBytes(double bytes);
 // The same, rounded up: what is printed is enough.
 std::string HumanBytesUp(double bytes);
+// And down: what is printed is there. A number that was given, such as 1.2 GiB,
+// reads as given.
+std::string HumanBytesDown(double bytes);
 // "parameters 512.0 MiB, activations 1.20 GiB".
 std::string PartsText(const MemoryLedger::NamedBytes& parts);
 // "1.95 GiB at peak: parameters 512.0 MiB, ...": the split at the peak.

@@ -1,7 +1,6 @@
 #include "engine/train/fit_search.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <set>
 #include <tuple>
@@ -123,25 +122,6 @@ Config WithSettings(Config config, const FitSettings& settings) {
   config.gradient_accumulation_steps = settings.accumulation;
   if (settings.without_copy) config.training.async_save = false;
   return config;
-}
-
-DeviceShare DeviceShareOf(const Rank& rank, const FitLimits& limits) {
-  const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
-  const int64_t late = loads_late ? kLateKernelsBytes : 0;
-  const int64_t budget = rank.memory.device_budget;
-  if (budget > 0) return {.bytes = budget, .late_bytes = late};
-  // Ranks that share a GPU share its loaded kernels.
-  const int64_t share = late / SharersOf(rank);
-  return {.bytes = limits.device + share, .late_bytes = share};
-}
-
-std::string LimitText(int64_t bytes) {
-  constexpr double kKiB = 1 << 10, kMiB = 1 << 20, kGiB = 1 << 30;
-  const double unit = bytes >= kGiB ? kGiB : bytes >= kMiB ? kMiB : kKiB;
-  const double parts = bytes >= kGiB ? 100 : 10;
-  // 1.2 GiB are no whole bytes: one more makes up for those that were cut off.
-  const double whole = std::floor((bytes + 1.0) / unit * parts);
-  return HumanBytes(whole / parts * unit);
 }
 
 std::string DiskFolderOf(const Config& config) {
@@ -402,20 +382,21 @@ absl::StatusOr<std::string> FitSearch::NothingFits(const FitLimits& limits) {
           "set nvme_path to a folder on a larger disk",
           DiskFolderOf(config_),
           HumanBytesUp(static_cast<double>(least->disk_bytes)),
-          LimitText(limits.disk));
+          HumanBytesDown(static_cast<double>(limits.disk)));
     }
   }
   ZERO_ASSIGN_OR_RETURN(const FitProposal least, LeastShort(limits));
   const Shortage shortage = Short(least, limits);
   // Some candidate needs no disk.
   ZERO_CHECK(!shortage.disk && !shortage.none());
-  const DeviceShare share = DeviceShareOf(rank_, limits);
+  const DeviceShare share = DeviceShareOf(rank_, limits.device);
   std::vector<std::string> needs, budgets;
   const auto add = [&](int64_t needed, const std::string& of, int64_t limit,
                        bool is_budget, const char* key) {
     needs.push_back(absl::StrCat(
         "a rank needs at least ", HumanBytesUp(static_cast<double>(needed)),
-        " of ", of, " and may take ", LimitText(limit),
+        " of ", of, " and may take ",
+        HumanBytesDown(static_cast<double>(limit)),
         is_budget ? absl::StrCat(" (", key, ")") : ""));
     if (is_budget) budgets.push_back(key);
   };

@@ -60,18 +60,6 @@ struct FitLimits {
   int64_t disk = INT64_MAX;
 };
 
-// A rank's share of its device's memory as messages name it: FitLimits::device
-// leaves out what kernels take that a GPU's driver loads late.
-struct DeviceShare {
-  int64_t bytes;       // the budget, if there is one
-  int64_t late_bytes;  // kept for such kernels; more than a tiny budget has
-};
-DeviceShare DeviceShareOf(const Rank& rank, const FitLimits& limits);
-
-// HumanBytes rounded down, so that a limit reads lower than a need above it.
-// A fraction that was given, such as 1.2 GiB, reads as given.
-std::string LimitText(int64_t bytes);
-
 // The folder of the disk that proposals use.
 std::string DiskFolderOf(const Config& config);
 

@@ -16,6 +16,10 @@
 namespace zero {
 namespace {
 
+int64_t LateBytes(const Rank& rank) {
+  return rank.device->kind() == DeviceKind::kCuda ? kLateKernelsBytes : 0;
+}
+
 // If the states do not fit: changes that keep the run equal come first.
 std::string RemedyOfStates(const Config& config, bool train, const Rank& rank) {
   std::vector<std::string> remedies;
@@ -134,12 +138,18 @@ int64_t TakeableBytes(const Device& device) {
 }
 
 int64_t TakeableBytes(const Rank& rank) {
-  const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
-  const int64_t late = loads_late ? kLateKernelsBytes : 0;
+  const int64_t late = LateBytes(rank);
   const int64_t budget = rank.memory.device_budget;
   if (budget > 0) return std::max<int64_t>(budget - late, 0);
   return std::max<int64_t>(TakeableBytes(*rank.device) - late, 0) /
          SharersOf(rank);
+}
+
+DeviceShare DeviceShareOf(const Rank& rank, int64_t takeable) {
+  const int64_t budget = rank.memory.device_budget;
+  if (budget > 0) return {budget, LateBytes(rank)};
+  const int64_t late = LateBytes(rank) / SharersOf(rank);
+  return {takeable + late, late};
 }
 
 int64_t TakeableHostBytes(const Rank& rank) {
@@ -171,8 +181,7 @@ absl::Status CheckFits(
   const int64_t own = predicted.needed_bytes();
   const int64_t needed = NeededBy(rank, own, other_rank);
   // Ranks that share a GPU share its loaded kernels.
-  const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
-  const int64_t late = loads_late ? kLateKernelsBytes : 0;
+  const int64_t late = LateBytes(rank);
   if (memory == 0 || needed + late <= memory) return absl::OkStatus();
   MemoryLedger::NamedBytes parts =
       MemoryLedger::Parts(predicted.ledger.at_peak());
@@ -192,9 +201,9 @@ absl::Status CheckFits(
       : own == other_rank
           ? absl::StrFormat("; times %d ranks%s", sharers, on_it)
           : "; a server and its workers",
-      loads_late ? absl::StrCat(", ", HumanBytes(late),
-                                " for kernels that load later,")
-                 : "",
+      late > 0 ? absl::StrCat(", ", HumanBytes(late),
+                              " for kernels that load later,")
+               : "",
       HumanBytes(memory),
       !has_budget ? ""
       : sharers == 1

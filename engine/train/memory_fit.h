@@ -38,6 +38,13 @@ int ContextSharersOf(const Rank& rank);
 int64_t TakeableBytes(const Device& device);
 // Each rank's share of TakeableBytes(device); on a GPU kLateKernelsBytes less.
 int64_t TakeableBytes(const Rank& rank);
+// TakeableBytes(rank), or what is left of it, as messages name it: with the
+// bytes kept for kernels that load late, which ranks on one GPU share.
+struct DeviceShare {
+  int64_t bytes;       // the budget, if there is one
+  int64_t late_bytes;  // of them; more than a tiny budget has
+};
+DeviceShare DeviceShareOf(const Rank& rank, int64_t takeable);
 // Each rank's share of the host's memory, if device and host have different
 // memories. Rank::memory's budgets limit both shares.
 int64_t TakeableHostBytes(const Rank& rank);

@@ -398,7 +398,7 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
     rehearsal.disk_bytes = swapped->disk_bytes();
     rehearsal.disk_traffic = swapped->CountTraffic(executor->schedule());
   }
-  if (workload.train) {
+  if (workload.train && rank.device->kind() == DeviceKind::kCpu) {
     rehearsal.writers =
         WriterBytes(config, *executor, *model, ContextSharersOf(rank));
   }

@@ -191,7 +191,7 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
     for (const Compared& of : compared) {
       add(of.name, of.predicted, *of.measured);
     }
-    add("peak", row.ResidentBytes() - row.unmeasured_bytes(),
+    add("peak", row.ResidentBytes() - row.rehearsal.writers,
         row.measured->peak);
     PrintColumns(lines);
     const auto& resident = row.measured->resident;
@@ -522,13 +522,14 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
     result.stopped = MeasureAll(
         *folder, TakeableBytes(*rank.device) / SharersOf(rank), &result.rows);
   }
-  const DeviceShare share = DeviceShareOf(rank, limits);
+  const DeviceShare share = DeviceShareOf(rank, limits.device);
   result.title = absl::StrFormat(
       "memory of %s%s at the peak of a step: micro-batch %d x %d "
       "tokens, on %s, where a rank may take %s%s",
       run.ranks == 1 ? "" : "each of ", Counted(run.ranks, "rank"),
       config.train_micro_batch_size_per_gpu, config.data.sequence_length,
-      planned.device->info().name, LimitText(share.bytes),
+      planned.device->info().name,
+      HumanBytesDown(static_cast<double>(share.bytes)),
       share.late_bytes > 0
           ? absl::StrCat(", ",
                          HumanBytes(std::min(share.late_bytes, share.bytes)),

@@ -182,7 +182,8 @@ std::vector<Compared> Compare(const MemoryRow& row) {
     Compared of{.name = MemoryCategoryName(category),
                 .predicted = row.rehearsal.ledger.at_peak()[i]};
     if (category == MemoryCategory::kFixed) {
-      of.predicted -= row.unmeasured_bytes();
+      // The runs that are measured end before they write files.
+      of.predicted -= row.rehearsal.writers;
     }
     if (row.measured.has_value()) {
       const auto peak = row.measured->peaks.find(of.name);

@@ -49,10 +49,6 @@ struct MemoryRow {
   bool fits_barely() const {
     return fits() && rehearsal.needed_bytes() > limits.device - room_bytes;
   }
-  // What --measure's runs do not take: they end before they write files.
-  int64_t unmeasured_bytes() const {
-    return run.device == "cpu" ? rehearsal.writers : 0;
-  }
   // This rank's predicted share of the process's resident bytes.
   int64_t ResidentBytes() const {
     return rehearsal.ledger.total_peak_bytes() +

@@ -111,6 +111,12 @@ TEST(ConsoleTest, CountsBytesAndSecondsReadWell) {
   EXPECT_EQ(HumanBytesUp(1023.99 * 1024 * 1024), "1.00 GiB");
   EXPECT_EQ(HumanBytesUp(1.25 * 1024 * 1024 * 1024 + 1), "1.26 GiB");
   EXPECT_EQ(HumanBytesUp(513), "0.6 KiB");
+  EXPECT_EQ(HumanBytesDown(1.5 * 1024 * 1024 * 1024 - 2), "1.49 GiB");
+  EXPECT_EQ(HumanBytesDown(1.5 * 1024 * 1024 * 1024), "1.50 GiB");
+  EXPECT_EQ(HumanBytesDown(std::floor(1.2 * 1024 * 1024 * 1024)), "1.20 GiB");
+  EXPECT_EQ(HumanBytesDown(150.0 * 1024 * 1024), "150.0 MiB");
+  EXPECT_EQ(HumanBytesDown(150.0 * 1024 * 1024 - 2), "149.9 MiB");
+  EXPECT_EQ(HumanBytesDown(0), "0.0 KiB");
   EXPECT_EQ(HumanSeconds(0.2), "0.2 s");
   EXPECT_EQ(HumanSeconds(59.7), "1 min 00 s");
   EXPECT_EQ(HumanSeconds(724), "12 min 04 s");

@@ -408,15 +408,6 @@ TEST(FitSearchOfGpusTest, TheLimitThatIsNamedIsTheOneThatWasGiven) {
       << reason();
 }
 
-TEST(FitSearchOfGpusTest, ALimitIsRoundedDown) {
-  EXPECT_EQ(LimitText((int64_t{3} << 29) - 2), "1.49 GiB");
-  EXPECT_EQ(LimitText(int64_t{3} << 29), "1.50 GiB");
-  EXPECT_EQ(LimitText(static_cast<int64_t>(1.2 * (1 << 30))), "1.20 GiB");
-  EXPECT_EQ(LimitText(150 << 20), "150.0 MiB");
-  EXPECT_EQ(LimitText((150 << 20) - 2), "149.9 MiB");
-  EXPECT_EQ(LimitText(0), "0.0 KiB");
-}
-
 // Of every stage, recompute and offload, at the config's micro-batch: none that
 // fits is better than a proposal, whatever the config has.
 TEST(FitSearchOfGpusTest, NothingThatFitsBeatsAProposal) {
